@@ -30,9 +30,7 @@ class Layout:
         if match := _RECURRENT.fullmatch(text):
             layout = cls(*(int(group) for group in match.groups()))
             if layout.core == 0 or layout.recurrences == 0:
-                raise UserError(
-                    f"--layout {text}: the core and R must be at least 1; for a dense model give its depth"
-                )
+                raise UserError(f"--layout {text}: the core and R must be at least 1; for a dense model give its depth")
             return layout
         if _DENSE.fullmatch(text) and int(text) > 0:
             return cls(prelude=int(text))

@@ -123,13 +123,9 @@ class OptimizerConfig:
     lr: float = option(6e-4, "peak learning rate")
     min_lr: float = option(0.0, "learning rate at the end of the decay")
     lr_warmup_iters: int = option(0, "iterations of linear warm-up")
-    lr_decay_style: Literal["cosine", "linear", "constant", "WSD"] = option(
-        "cosine", "shape after the warm-up"
-    )
+    lr_decay_style: Literal["cosine", "linear", "constant", "WSD"] = option("cosine", "shape after the warm-up")
     lr_decay_iters: int | None = option(None, "iteration at which the decay ends (default: --train-iters)")
-    lr_wsd_decay_iters: int | None = option(
-        None, "length of the final decay of WSD (default: a tenth of the run)"
-    )
+    lr_wsd_decay_iters: int | None = option(None, "length of the final decay of WSD (default: a tenth of the run)")
     weight_decay: float = option(0.1, "decay of matrices; biases and LayerNorms have none")
     clip_grad: float = option(1.0, "largest gradient norm, 0 for no clipping")
     adam_beta1: float = option(0.9, "AdamW's beta 1")
@@ -150,9 +146,7 @@ class OptimizerConfig:
             f"--lr-decay-iters {self.lr_decay_iters} ends before --lr-warmup-iters {self.lr_warmup_iters} does",
         )
         require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: must not be negative")
-        require(
-            self.clip_grad >= 0, f"--clip-grad {self.clip_grad}: must not be negative (0 turns clipping off)"
-        )
+        require(self.clip_grad >= 0, f"--clip-grad {self.clip_grad}: must not be negative (0 turns clipping off)")
         for name, value in (("adam-beta1", self.adam_beta1), ("adam-beta2", self.adam_beta2)):
             require(0 <= value < 1, f"--{name} {value}: must be in [0, 1)")
         require(self.adam_eps > 0, f"--adam-eps {self.adam_eps}: must be positive")
@@ -163,9 +157,7 @@ class TrainingConfig:
     """The length of the run, the batch, and numerics."""
 
     micro_batch_size: int = option(1, "samples per rank and micro-step")
-    global_batch_size: int | None = option(
-        None, "samples per iteration (default: one micro-step on every rank)"
-    )
+    global_batch_size: int | None = option(None, "samples per iteration (default: one micro-step on every rank)")
     train_iters: int | None = option(None, "iterations of the whole run")
     train_samples: int | None = option(None, "samples of the whole run, instead of --train-iters")
     seed: int = option(1337, "seed of weights, depths, noise and data order")
@@ -227,9 +219,7 @@ class EvaluationConfig:
 
     eval_interval: int = option(1000, "iterations between evaluations, 0 for none during training")
     eval_iters: int = option(100, "global batches per evaluation, 0 for no evaluation at all")
-    eval_exits: Literal["all", "final"] = option(
-        "final", "all: the loss at every exit k = 0..R; final: at R alone"
-    )
+    eval_exits: Literal["all", "final"] = option("final", "all: the loss at every exit k = 0..R; final: at R alone")
 
     def __post_init__(self) -> None:
         require(self.eval_interval >= 0, f"--eval-interval {self.eval_interval}: must not be negative")
@@ -300,9 +290,7 @@ class Config:
     def changed(self, **values: Any) -> Config:
         """A copy with the named fields, of whatever section, set anew."""
         for section in fields(self):
-            own = {
-                k: v for k, v in values.items() if k in {f.name for f in fields(getattr(self, section.name))}
-            }
+            own = {k: v for k, v in values.items() if k in {f.name for f in fields(getattr(self, section.name))}}
             if own:
                 self = replace(self, **{section.name: replace(getattr(self, section.name), **own)})
                 values = {k: v for k, v in values.items() if k not in own}
