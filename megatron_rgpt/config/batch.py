@@ -18,6 +18,7 @@ class BatchPlan:
     micro_steps: int
     depths_per_step: int
     train_iters: int
+    """Iterations of the whole run; 0 where the configuration gives no length."""
 
     @property
     def train_samples(self) -> int:
@@ -46,16 +47,10 @@ def plan_batch(config: Config, data_parallel_size: int) -> BatchPlan:
             f"--depths-per-step {depths}: a group of {total}/{depths} samples (--global-batch-size {total}) must be a "
             f"whole number of micro-steps of --micro-batch-size {micro} x {dp} data-parallel ranks = {chunk} samples"
         )
-    iters = training.train_iters
-    if iters is None and training.train_samples is not None:
-        iters = training.train_samples // total
-        if iters == 0:
-            raise UserError(
-                f"--train-samples {training.train_samples} is less than one --global-batch-size {total}: "
-                "train on at least one global batch"
-            )
-    if iters is None:
-        if not training.skip_train:
-            raise UserError("how long to train? give --train-iters N or --train-samples N")
-        iters = 0
+    iters = training.train_iters or (training.train_samples or 0) // total
+    if training.train_samples is not None and iters == 0:
+        raise UserError(
+            f"--train-samples {training.train_samples} is less than one --global-batch-size {total}: "
+            "train on at least one global batch"
+        )
     return BatchPlan(micro, dp, total, total // chunk, depths, iters)

@@ -216,12 +216,20 @@ def _convert_yaml(value: Any, hint: Any) -> Any:
 def _converter(inner: Any) -> Any:
     """A function from text to the field's type; its errors say what was expected."""
     if inner is Layout:
-        return Layout.parse
+        return _layout
     if inner is str:
         return str
     if get_origin(inner) is Literal:
         return lambda text: _choice(text, get_args(inner))
     return lambda text: _number(text, inner)
+
+
+def _layout(text: str) -> Layout:
+    try:
+        return Layout.parse(text)
+    except UserError as error:
+        # argparse would hide the message of a ValueError
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _choice(text: str, choices: tuple[str, ...]) -> str:

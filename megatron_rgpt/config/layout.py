@@ -30,12 +30,12 @@ class Layout:
         if match := _RECURRENT.fullmatch(text):
             layout = cls(*(int(group) for group in match.groups()))
             if layout.core == 0 or layout.recurrences == 0:
-                raise UserError(f"--layout {text}: the core and R must be at least 1; for a dense model give its depth")
+                raise UserError(f"{text}: the core and R must be at least 1; for a dense model give its depth")
             return layout
         if _DENSE.fullmatch(text) and int(text) > 0:
             return cls(prelude=int(text))
         raise UserError(
-            f"--layout {text!r} does not parse: expected prelude+core x recurrences+coda such as 2+5x4+2, "
+            f"{text!r} does not parse: expected prelude+core x recurrences+coda such as 2+5x4+2, "
             "or the number of blocks of a dense model such as 12"
         )
 

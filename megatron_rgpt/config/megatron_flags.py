@@ -17,30 +17,30 @@ _OURS = {
     "--recompute-num-layers": "--recompute step, which keeps one state per recurrence",
     "--distributed-optimizer": "--zero-stage 1",
     "--use-distributed-optimizer": "--zero-stage 1",
-    "--data-impl": "nothing: data is always memory-mapped",
-    "--dataloader-type": "nothing: samples are always walked in order of consumed samples",
-    "--deepspeed": "nothing: DeepSpeed is always the engine",
-    "--distributed-backend": "nothing: NCCL with a GPU, gloo without",
-    "--ddp-impl": "nothing: DeepSpeed is always the engine",
-    "--use-mcore-models": "nothing: there is one model",
-    "--transformer-impl": "nothing: fused kernels are used where they are present",
+    "--data-impl": "not needed: data is always memory-mapped",
+    "--dataloader-type": "not needed: samples are always walked in order of consumed samples",
+    "--deepspeed": "not needed: DeepSpeed is always the engine",
+    "--distributed-backend": "not needed: NCCL with a GPU, gloo without",
+    "--ddp-impl": "not needed: DeepSpeed is always the engine",
+    "--use-mcore-models": "not needed: there is one model",
+    "--transformer-impl": "not needed: fused kernels are used where they are present",
     "--lr-decay-samples": "--lr-decay-iters",
     "--lr-warmup-samples": "--lr-warmup-iters",
     "--lr-warmup-fraction": "--lr-warmup-iters",
     "--model-parallel-size": "--tensor-model-parallel-size",
-    "--no-load-rng": "nothing: randomness has no state to load",
-    "--no-save-rng": "nothing: randomness has no state to save",
-    "--override-opt_param-scheduler": "nothing: the learning rate is a function of the iteration and these flags",
-    "--override-opt-param-scheduler": "nothing: the learning rate is a function of the iteration and these flags",
-    "--use-checkpoint-opt-param-scheduler": "nothing: the learning rate is a function of the iteration and these flags",
+    "--no-load-rng": "not needed: randomness has no state to load",
+    "--no-save-rng": "not needed: randomness has no state to save",
+    "--override-opt_param-scheduler": "not needed: the learning rate is a function of the iteration",
+    "--override-opt-param-scheduler": "not needed: the learning rate is a function of the iteration",
+    "--use-checkpoint-opt-param-scheduler": "not needed: the learning rate is a function of the iteration",
     "--params-dtype": "--precision",
-    "--position-embedding-type": "nothing: positions are learned, as in the paper",
+    "--position-embedding-type": "not needed: positions are learned, as in the paper",
     "--wandb-save-dir": "--wandb-project",
-    "--use-cpu-initialization": "nothing: weights are always drawn on the CPU, equal for any layout",
-    "--use-flash-attn": "nothing: attention goes through scaled_dot_product_attention, which picks flash kernels",
-    "--attention-backend": "nothing: attention goes through scaled_dot_product_attention, which picks flash kernels",
+    "--use-cpu-initialization": "not needed: weights are always drawn on the CPU, equal for any layout",
+    "--use-flash-attn": "not needed: attention goes through scaled_dot_product_attention, which picks flash kernels",
+    "--attention-backend": "not needed: attention goes through scaled_dot_product_attention, which picks flash kernels",
     "--test-data": "--test-data-path",
-    "--log-throughput": "nothing: throughput is always logged",
+    "--log-throughput": "not needed: throughput is always logged",
     "--log-params-norm": "the gradient norm, which is always logged",
     "--tokenizer-name-or-path": "--tokenizer-model",
 }
@@ -79,7 +79,7 @@ def explain_unknown_flag(flag: str, known: Sequence[str]) -> str:
     """One line for a flag that is not ours: our word for it, why there is none, or the nearest known flag."""
     flag = "--" + flag.lstrip("-").replace("_", "-") if flag.startswith("-") else flag
     if ours := _OURS.get(flag):
-        return f"{flag} is not a flag here: use {ours}"
+        return f"{flag} is {ours}" if ours.startswith("not needed") else f"{flag} is not a flag here: use {ours}"
     if reason := _UNSUPPORTED.get(flag):
         return f"{flag} is not supported, because {reason}"
     if not flag.startswith("-"):

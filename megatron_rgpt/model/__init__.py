@@ -1,0 +1,1 @@
+"""The model: blocks, modulation, the recurrence, its counts."""

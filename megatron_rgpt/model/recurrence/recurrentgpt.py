@@ -1,0 +1,66 @@
+"""The update rule of RecurrentGPT (paper §3.3), with the switches of its ablation ladder.
+
+    input     W_proj [h + eps_x, h_pre]          Eq. 2; without the anchor: h + eps_x
+    proposal  o = core(input)                    Eq. 3
+    state     g * h + (1 - g) * o                Eq. 4-5; without the gate: o
+
+h^(0) is h_pre, so that a gate forced to 1 leaves the prelude's output to the coda. Noise enters the core's input at
+every step, and the gate's logit; the carry, the gate and its LayerNorms see the clean state.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from megatron_rgpt.config import ModelConfig
+from megatron_rgpt.model.modulation import Gate, Projection
+from megatron_rgpt.model.recurrence.interface import StepContext, UpdateRule
+
+STATE_NOISE, GATE_NOISE = "state_noise", "gate_noise"
+
+
+class RecurrentGPT(UpdateRule):
+    """Projection of the anchor, and gate. The anchor is (h_pre, projected half, gate's half); hoisted if asked."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.projection = Projection(config) if config.anchor else None
+        self.gate = Gate(config) if config.gate else None
+
+    def start(self, h_pre_SBD: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        hoisted = self._anchor_terms(h_pre_SBD) if self.config.hoist_anchor else ()
+        return h_pre_SBD, (h_pre_SBD, *hoisted)
+
+    def project(self, state_SBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
+        if context.noise is not None and self.config.state_noise_std > 0:
+            noise_SBD = context.noise.draw_SBD(STATE_NOISE, context.step, state_SBD)
+            state_SBD = torch.add(state_SBD, noise_SBD, alpha=self.config.state_noise_std)
+        if self.projection is None:
+            return state_SBD
+        term_SBD = anchor[1] if self.config.hoist_anchor else self.projection.anchor(anchor[0])
+        return self.projection(state_SBD, term_SBD)
+
+    def update(
+        self,
+        state_SBD: torch.Tensor,
+        proposal_SBD: torch.Tensor,
+        anchor: tuple[torch.Tensor, ...],
+        context: StepContext,
+    ) -> torch.Tensor:
+        if self.gate is None:
+            return proposal_SBD
+        if context.gate_override is not None:
+            gate_SBD = torch.full_like(state_SBD, context.gate_override)
+        else:
+            noise_SBD = None
+            if context.noise is not None and self.config.gate_noise_std > 0:
+                noise_SBD = context.noise.draw_SBD(GATE_NOISE, context.step, state_SBD) * self.config.gate_noise_std
+            term_SBD = anchor[-1] if self.config.hoist_anchor else self.gate.anchor_term(anchor[0])
+            gate_SBD = self.gate(state_SBD, term_SBD, noise_SBD)
+        # g * h + (1 - g) * o in one pass, exact at g = 0 and g = 1
+        return torch.lerp(proposal_SBD, state_SBD, gate_SBD)
+
+    def _anchor_terms(self, h_pre_SBD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        terms = () if self.projection is None else (self.projection.anchor(h_pre_SBD),)
+        return terms if self.gate is None else (*terms, self.gate.anchor_term(h_pre_SBD))

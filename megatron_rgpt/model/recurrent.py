@@ -1,0 +1,111 @@
+"""The recurrent-depth transformer: prelude, looped core, coda (paper Listing A.1); without a core, dense GPT-2.
+
+Shapes: S sequence, B samples, D hidden size, V vocabulary. Activations are [S, B, D]; tokens and labels are [B, S].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from megatron_rgpt.config import ModelConfig
+from megatron_rgpt.model.block import Block
+from megatron_rgpt.model.embedding import Embedding, Head, token_loss_BS
+from megatron_rgpt.model.recurrence import RecurrentGPT, StepContext
+from megatron_rgpt.parallel.registry import Registry
+from megatron_rgpt.randomness import Noise
+
+
+class RecurrentTransformer(nn.Module):
+    """A model of any layout. `recompute` keeps only block inputs and h^(k) for the backward pass."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, recompute: bool = False) -> None:
+        super().__init__()
+        layout = config.layout
+        self.config, self.vocab_size, self.recompute = config, vocab_size, recompute
+        self.embedding = Embedding(config, vocab_size)
+        self.prelude = nn.ModuleList(Block(config) for _ in range(layout.prelude))
+        self.core = nn.ModuleList(Block(config) for _ in range(layout.core))
+        self.rule = None if layout.is_dense else RecurrentGPT(config)
+        self.coda = nn.ModuleList(Block(config) for _ in range(layout.coda))
+        self.head = Head(config, vocab_size, self.embedding)
+
+    def forward(
+        self,
+        tokens_BS: torch.Tensor,
+        labels_BS: torch.Tensor | None = None,
+        *,
+        depth: int | None = None,
+        exits: Sequence[int] | None = None,
+        noise: Noise | None = None,
+        gate_override: float | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, S, V], or with labels the mean loss in nats.
+
+        `depth` r defaults to R and may be 0 or beyond R. `exits` asks for several depths of one loop, in rising
+        order: the result then has a leading dimension of that length. Noise is off unless given.
+        """
+        depths = [self.default_depth if depth is None else depth] if exits is None else list(exits)
+        results = []
+        for state_SBD in self._states(tokens_BS, depths, noise, gate_override):
+            logits_SBV = self._leave(state_SBD)
+            results.append(
+                logits_SBV.transpose(0, 1) if labels_BS is None else token_loss_BS(logits_SBV, labels_BS).mean()
+            )
+        return results[0] if exits is None else torch.stack(results)
+
+    @property
+    def default_depth(self) -> int:
+        """R, or 0 for a dense model."""
+        return self.config.layout.recurrences
+
+    def _states(
+        self, tokens_BS: torch.Tensor, depths: Sequence[int], noise: Noise | None, gate_override: float | None
+    ) -> Iterator[torch.Tensor]:
+        """h^(k) for each k of `depths`, in rising order."""
+        h_SBD = self.embedding(tokens_BS)
+        for block in self.prelude:
+            h_SBD = self._run(block, h_SBD)
+        assert list(depths) == sorted(depths) and (self.rule is not None or depths[-1] == 0), depths
+        anchor = ()
+        if depths[-1] > 0:
+            h_SBD, anchor = self.rule.start(h_SBD)
+        step = 0
+        for depth in depths:
+            while step < depth:
+                step += 1
+                h_SBD = self._run(self._recur, h_SBD, anchor, StepContext(step, noise, gate_override))
+            yield h_SBD
+
+    def _recur(self, state_SBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
+        """One recurrence: the unit of recomputation and of compilation."""
+        o_SBD = self.rule.project(state_SBD, anchor, context)
+        arguments = self.rule.core_arguments(context)
+        for block in self.core:
+            o_SBD = block(o_SBD, **arguments)
+        return self.rule.update(state_SBD, o_SBD, anchor, context)
+
+    def _leave(self, state_SBD: torch.Tensor) -> torch.Tensor:
+        for block in self.coda:
+            state_SBD = self._run(block, state_SBD)
+        return self.head(state_SBD)
+
+    def _run(self, function, *arguments):
+        if self.recompute and torch.is_grad_enabled():
+            # not reentrant: a shared weight's gradient then reaches ZeRO's hooks once per micro-batch, not once per
+            # step; no RNG state to keep, since noise has none
+            return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return function(*arguments)
+
+
+def build_model(
+    config: ModelConfig, vocab_size: int, seed: int, *, recompute: bool = False
+) -> tuple[RecurrentTransformer, Registry]:
+    """A model with its initial weights, fp32 on the CPU, and its registry."""
+    model = RecurrentTransformer(config, vocab_size, recompute=recompute)
+    registry = Registry(model)
+    registry.initialize(seed)
+    return model, registry

@@ -1,0 +1,1 @@
+"""Ranks and what they hold: launch, the parameter registry."""
