@@ -1,0 +1,66 @@
+"""Hugging Face `tokenizer.json` files, through the `tokenizers` library alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from megatron_rgpt.errors import UserError
+
+END_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]")
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`, or the folder of one. No special tokens are added around a text.
+
+    The document's end is `eos_token` of the `tokenizer_config.json` beside it, else the first usual name
+    that the vocabulary has.
+    """
+
+    # Normalizers and pre-tokenizers are free to look across spaces.
+    cuts_before_spaces = False
+
+    def __init__(self, model: str) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise UserError("--tokenizer-type huggingface needs the package: pip install tokenizers") from None
+        path = Path(model)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            data = path.read_bytes()
+            self._model = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exception for a broken file
+            reason = str(error).splitlines()[0]
+            raise UserError(f"--tokenizer-model {path}: not a Hugging Face tokenizer.json: {reason}") from None
+        # A file may carry the padding and the cut of a fine-tuning task: no part of a corpus.
+        self._model.no_padding()
+        self._model.no_truncation()
+        self.name = f"huggingface:{path.parent.name or path.name}"
+        self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values()) + 1
+        self.fingerprint = hashlib.sha256(data).hexdigest()
+        self.eod = self._find_eod(path.with_name("tokenizer_config.json"))
+
+    def _find_eod(self, config: Path) -> int | None:
+        names = list(END_NAMES)
+        if config.is_file():
+            try:
+                token = json.loads(config.read_text("utf-8")).get("eos_token")
+            except ValueError as error:
+                raise UserError(f"{config}: broken JSON: {error}") from None
+            token = token.get("content") if isinstance(token, dict) else token
+            names = [token] if token else names
+        ids = (self._model.token_to_id(name) for name in names)
+        return next((number for number in ids if number is not None), None)
+
+    def encode(self, text: str) -> list[int]:
+        return self._model.encode(text, add_special_tokens=False).ids
+
+    def encode_array(self, text: str) -> np.ndarray:
+        return np.array(self.encode(text), dtype=np.int32)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._model.decode(ids, skip_special_tokens=False)

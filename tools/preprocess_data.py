@@ -1,0 +1,85 @@
+"""Tokenize JSONL or text files into a `.bin/.idx` pair. See `--help` and megatron_rgpt/data/preprocess.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from megatron_rgpt.data.inputs import FORMATS, list_inputs
+from megatron_rgpt.data.preprocess import Job, Progress, preprocess
+from megatron_rgpt.data.progress_line import ProgressLine
+from megatron_rgpt.data.tokenizers import ALIASES, TOKENIZER_TYPES, build_tokenizer
+from megatron_rgpt.errors import exit_on_user_error
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Tokenize JSONL or text into OUTPUT_PREFIX_KEY_document.bin and .idx.")
+    source = parser.add_argument_group("input")
+    source.add_argument(
+        "--input", nargs="+", required=True, metavar="PATH", help="files, folders or globs; .gz and .zst too"
+    )
+    source.add_argument("--input-format", choices=FORMATS, default="auto", help="auto: by the file's name")
+    source.add_argument("--suffix", nargs="+", default=[], help="which files of a folder to take, as in .py .txt")
+    source.add_argument("--exclude", nargs="+", default=[], help="names to leave out below a folder, patterns allowed")
+    source.add_argument("--json-keys", nargs="+", default=["text"], help="a pair is made for each key")
+    source.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="a document that cannot be used")
+    tokenizer = parser.add_argument_group("tokenizer")
+    tokenizer.add_argument("--tokenizer-type", required=True, help=", ".join([*TOKENIZER_TYPES, *ALIASES]))
+    tokenizer.add_argument("--vocab-file", help="GPT-2's encoder.json")
+    tokenizer.add_argument("--merge-file", help="GPT-2's vocab.bpe")
+    tokenizer.add_argument("--tokenizer-model", help="model file, or the name of a tiktoken encoding")
+    tokenizer.add_argument("--vocab-size", type=int, help="for the null tokenizer")
+    tokenizer.add_argument("--append-eod", action="store_true", help="end every document with the end token")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output-prefix", required=True)
+    output.add_argument("--overwrite", action="store_true", help="replace the output of other input or flags")
+    output.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that tokenize")
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    with exit_on_user_error():
+        files = list_inputs(
+            arguments.input,
+            suffixes=arguments.suffix,
+            exclude=arguments.exclude,
+            file_format=arguments.input_format,
+        )
+        job = Job(
+            files=files,
+            output_prefix=arguments.output_prefix,
+            tokenizer=build_tokenizer(
+                arguments.tokenizer_type,
+                vocab_file=arguments.vocab_file,
+                merge_file=arguments.merge_file,
+                tokenizer_model=arguments.tokenizer_model,
+                vocab_size=arguments.vocab_size,
+            ),
+            keys=arguments.json_keys,
+            append_eod=arguments.append_eod,
+            workers=arguments.workers,
+            stop_on_error=arguments.on_error == "stop",
+            overwrite=arguments.overwrite,
+        )
+        line = ProgressLine(sum(file.size for file in files))
+        last = Progress()
+
+        def report(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            line.update(progress.input_bytes, progress.documents, progress.tokens)
+
+        manifests = preprocess(job, report)
+        if last.documents:
+            line.finish(last.input_bytes, last.documents, last.tokens)
+        for prefix, manifest in zip(job.prefixes, manifests, strict=True):
+            print(f"{prefix}: {manifest.documents:,} documents, {manifest.tokens:,} tokens, {manifest.dtype}")
+            for reason, count in manifest.skipped.items():
+                print(f"  left out {count:,}: {reason}")
+            for example in manifest.skipped_examples[:10]:
+                print(f"    {example}")
+
+
+if __name__ == "__main__":
+    main()
