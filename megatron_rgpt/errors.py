@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 USER_ERROR_EXIT_CODE = 2
+QUIET_SECONDS = 10
 
 
 class UserError(ValueError):
@@ -20,14 +22,20 @@ class UserError(ValueError):
 
 
 @contextmanager
-def exit_on_user_error() -> Iterator[None]:
-    """Turn a `UserError` into one line on stderr and exit code 2."""
+def exit_on_user_error(*, quiet: bool = False) -> Iterator[None]:
+    """Turn a `UserError` into one line on stderr and exit code 2.
+
+    `quiet` is for ranks whose error another rank reports: they leave without a word, after it.
+    """
     try:
         yield
     except UserError as error:
-        line = " ".join(str(error).split())
-        print(f"error: {line}", file=sys.stderr, flush=True)
-        # The other ranks may be blocked in a collective: leave at once, without waiting for process groups.
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if quiet:
+            # a launcher ends all ranks when the first one leaves, so give the one that reports time to do it
+            time.sleep(QUIET_SECONDS)
+        else:
+            print("error: " + " ".join(str(error).split()), file=sys.stderr, flush=True)
+        # Other ranks may be blocked in a collective: leave without waiting for process groups to end.
+        if "torch.distributed" in sys.modules and sys.modules["torch.distributed"].is_initialized():
             os._exit(USER_ERROR_EXIT_CODE)
         raise SystemExit(USER_ERROR_EXIT_CODE) from None

@@ -29,6 +29,8 @@ class Invocation:
     """Names of the fields that the user set, by YAML or by flag."""
     dry_run: bool
     json: bool
+    world_size: int | None
+    """Ranks that a dry run plans for; None: those of this launch."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,12 +47,14 @@ def parse_invocation(argv: Sequence[str]) -> Invocation:
         flag = next((token for token in unknown if token.startswith("--")), unknown[0])
         raise UserError(explain_unknown_flag(flag.partition("=")[0], known))
     values = vars(given)
-    dry_run, as_json = values.pop("dry_run"), values.pop("json")
+    dry_run, as_json, world_size = (values.pop(name) for name in ("dry_run", "json", "world_size"))
+    if (as_json or world_size) and not dry_run:
+        raise UserError("--json and --world-size are for --dry-run: add it")
     values.pop("local_rank")
     yaml_file = values.pop("config")
     merged = read_yaml(yaml_file) if yaml_file else {}
     merged.update(_without_aliases(values))
-    return Invocation(Config().changed(**merged), frozenset(merged), dry_run, as_json)
+    return Invocation(Config().changed(**merged), frozenset(merged), dry_run, as_json, world_size)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -133,6 +137,7 @@ def _build_parser() -> _Parser:
     run.add_argument("--config", metavar="FILE", help="YAML file of `flag: value` lines, read before the flags")
     run.add_argument("--dry-run", action="store_true", help="check everything, print sizes and layout, train nothing")
     run.add_argument("--json", action="store_true", help="with --dry-run: print one JSON object")
+    run.add_argument("--world-size", type=_converter(int), metavar="N", help="with --dry-run: plan for N ranks")
     # The `deepspeed` launcher appends this; the environment says the same.
     run.add_argument("--local-rank", help=argparse.SUPPRESS)
     groups: dict[str, argparse._ArgumentGroup] = {}

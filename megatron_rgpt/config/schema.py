@@ -283,6 +283,10 @@ class Config:
             "--precision bf16 needs --zero-stage 1 or more: DeepSpeed accumulates in fp32 only there",
         )
         require(
+            self.training.precision != "fp64" or self.checkpoint.save is None,
+            "--precision fp64 is for parity checks and cannot be saved: leave --save out",
+        )
+        require(
             not self.data.reset_position_ids,
             "--reset-position-ids is not supported: attention crosses documents, as in the paper",
         )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import warnings
+from collections.abc import Iterator
 
 import deepspeed
 import torch
@@ -16,7 +20,6 @@ from megatron_rgpt.training.deepspeed_config import deepspeed_config
 
 def build_engine(model: RecurrentTransformer, registry: Registry, config: Config, batch: BatchPlan) -> DeepSpeedEngine:
     """Wrap the model for training: AdamW, ZeRO, mixed precision, clipping. Process groups must exist."""
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if config.training.precision == "fp64":
         model.double()
     optimizer = torch.optim.AdamW(
@@ -26,8 +29,19 @@ def build_engine(model: RecurrentTransformer, registry: Registry, config: Config
         eps=config.optimizer.adam_eps,
         fused=True,
     )
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(config, batch))
+    with _quiet_deepspeed():
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(config, batch))
     return engine
+
+
+@contextlib.contextmanager
+def _quiet_deepspeed() -> Iterator[None]:
+    """Keep DeepSpeed's start-up reports, printed by every rank, out of the log."""
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed calls collectives by names that newer torch deprecates, once per call
+    warnings.filterwarnings("ignore", category=FutureWarning, message=r"`torch\.distributed\.")
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
 
 
 def set_learning_rate(engine: DeepSpeedEngine, rate: float) -> None:

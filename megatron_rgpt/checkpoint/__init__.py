@@ -1,0 +1,1 @@
+"""Checkpoints: logical tensors by canonical name, whatever the cluster that wrote them."""

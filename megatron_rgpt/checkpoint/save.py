@@ -1,0 +1,94 @@
+"""Write a checkpoint: each rank writes its share of the logical tensors, then rank 0 makes it count."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from megatron_rgpt.checkpoint import layout
+from megatron_rgpt.checkpoint.layout import CheckpointIndex, FileFacts
+from megatron_rgpt.checkpoint.tensors import MOMENTS, EngineTensors
+from megatron_rgpt.errors import UserError
+from megatron_rgpt.parallel.agreement import on_first_rank, together
+from megatron_rgpt.parallel.registry import Registry
+
+
+def save_checkpoint(
+    path: str, engine: DeepSpeedEngine, registry: Registry, index: CheckpointIndex, config_yaml: str
+) -> Path:
+    """Save everything a run needs to go on. Collective; on failure every rank raises the same `UserError`.
+
+    `index` comes without its files. Returns the checkpoint's folder.
+    """
+    run, what = Path(path), f"--save {path}: checkpoint of iteration {index.iteration} could not be written"
+    temporary = layout.temporary_folder(run, index.iteration)
+    on_first_rank(lambda: layout.begin(run, index.iteration), what)
+    weights, moments = _read_share(EngineTensors(engine), registry)
+    try:
+        written = together(lambda: _write_share(temporary, weights=weights, optimizer=moments), what)
+
+        def complete() -> Path:
+            files = {name: facts for share in written for name, facts in share.items()}
+            layout.write_durably(temporary / layout.CONFIG, config_yaml)
+            layout.write_index(temporary, replace(index, files=files))
+            return layout.publish(run, index.iteration)
+
+        return on_first_rank(complete, what)
+    except UserError:
+        if dist.get_rank() == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _owners(registry: Registry, writers: int) -> dict[str, int]:
+    """Which rank writes each parameter: the largest first, each to the rank with the least so far."""
+    load = [0] * writers
+    owner = {}
+    for entry in sorted(registry, key=lambda entry: -entry.size):
+        owner[entry.name] = load.index(min(load))
+        load[owner[entry.name]] += entry.size
+    return owner
+
+
+def _read_share(tensors: EngineTensors, registry: Registry) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights and moments that this rank writes, by key. Every rank takes part in reading every tensor."""
+    owner, rank = _owners(registry, dist.get_world_size()), dist.get_rank()
+    weights, moments = {}, {}
+    for entry in registry:
+        for kind in ("weight", *MOMENTS):
+            tensor = tensors.read(entry, kind)
+            if owner[entry.name] != rank:
+                continue
+            # copied: safetensors refuses views of shared memory, and training goes on while files are written
+            if kind == "weight":
+                weights[entry.name] = tensor.clone(memory_format=torch.contiguous_format)
+            else:
+                moments[f"{kind}.{entry.name}"] = tensor.clone(memory_format=torch.contiguous_format)
+    return weights, moments
+
+
+def _write_share(folder: Path, **contents: dict[str, torch.Tensor]) -> dict[str, FileFacts]:
+    """Write one file per named content, synced; returns their facts by file name."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    facts = {}
+    for kind, tensors in contents.items():
+        if not tensors:
+            continue
+        path = folder / f"{kind}-{rank:05d}-of-{world:05d}.safetensors"
+        try:
+            save_file(tensors, path)
+        except SafetensorError as error:
+            # the system's error, wrapped
+            raise OSError(None, str(error), str(path)) from None
+        # safetensors makes files for their owner alone; a checkpoint is for whoever may read its folder
+        path.chmod(0o644)
+        layout.sync(path)
+        facts[path.name] = layout.file_facts(path)
+    return facts

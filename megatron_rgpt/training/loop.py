@@ -1,0 +1,205 @@
+"""The training loop: iterations over a global batch each, evaluations, checkpoints, logs. Reads top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.engine import DeepSpeedEngine
+
+from megatron_rgpt.checkpoint.fits import model_facts
+from megatron_rgpt.checkpoint.layout import CONFIG, CheckpointIndex, write_durably
+from megatron_rgpt.checkpoint.load import load_optimizer, load_weights, open_checkpoint, verify_checkpoint
+from megatron_rgpt.checkpoint.save import save_checkpoint
+from megatron_rgpt.checkpoint.tensors import EngineTensors
+from megatron_rgpt.config.flags import to_yaml
+from megatron_rgpt.data.sampler import batches
+from megatron_rgpt.errors import UserError
+from megatron_rgpt.model.counts import executed_flops_per_token
+from megatron_rgpt.model.recurrent import build_model
+from megatron_rgpt.parallel.agreement import on_first_rank
+from megatron_rgpt.parallel.registry import Registry
+from megatron_rgpt.randomness import Noise
+from megatron_rgpt.training.clock import Clock, peak_memory_gib
+from megatron_rgpt.training.depth import micro_step_depths
+from megatron_rgpt.training.engine import apply_gradients, build_engine, set_learning_rate
+from megatron_rgpt.training.evaluation import evaluate, exits_to_evaluate
+from megatron_rgpt.training.learning_rate import learning_rate
+from megatron_rgpt.training.prepare import PreparedRun
+from megatron_rgpt.training.run_log import IterationReport, RunLog
+
+
+def train(run: PreparedRun, headline: str) -> None:
+    """Train from where `run` starts to its end. Process groups must exist; every rank calls this."""
+    config, batch = run.config, run.batch
+    engine, registry = build(run)
+    log = RunLog(
+        config, first_rank=dist.get_rank() == 0, start_iteration=run.start_iteration, train_iters=batch.train_iters
+    )
+    log.say(headline)
+    if config.checkpoint.save is not None:
+        save = Path(config.checkpoint.save)
+        on_first_rank(lambda: write_durably(save / CONFIG, to_yaml(config)), f"--save {save}: cannot be written")
+    iteration = run.start_iteration
+    if run.train is not None and iteration < batch.train_iters:
+        iteration = _iterate(run, engine, registry, log)
+    if iteration == batch.train_iters:
+        interval = config.evaluation.eval_interval
+        evaluated = iteration > run.start_iteration and interval and iteration % interval == 0
+        if run.valid is not None and not evaluated:
+            _evaluate(run, engine, log, iteration, "valid")
+        if run.test is not None:
+            _evaluate(run, engine, log, iteration, "test")
+    log.close()
+
+
+def _iterate(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, log: RunLog) -> int:
+    """The iterations of the run; returns the last one done."""
+    config, batch = run.config, run.batch
+    eval_interval, save_interval = config.evaluation.eval_interval, config.checkpoint.save_interval
+    consumed, started, clock = run.consumed_samples, time.monotonic(), Clock()
+    feed = batches(
+        run.train,
+        consumed,
+        batch.micro_batch_size,
+        dist.get_rank(),
+        batch.data_parallel_size,
+        vocab_size=run.vocab_size,
+    )
+    for iteration in range(run.start_iteration + 1, batch.train_iters + 1):
+        rate = learning_rate(config.optimizer, iteration, batch.train_iters)
+        set_learning_rate(engine, rate)
+        depths = micro_step_depths(config, batch, consumed)
+        loss, norm = train_iteration(engine, registry, feed, depths, config.training.seed)
+        if not math.isfinite(norm):
+            # the norm is global, so that every rank is here; the weights are spoilt, the last checkpoint is not
+            raise UserError(
+                f"the gradient norm is {norm} at iteration {iteration}, samples {consumed}.."
+                f"{consumed + batch.global_batch_size - 1} of the run: stopped without saving; go on from the last "
+                "checkpoint with a lower --lr or --clip-grad"
+            )
+        consumed += batch.global_batch_size
+        clock.count(_forward_flops(run, depths))
+        log.progress()
+
+        last = iteration == batch.train_iters
+        if iteration % config.logging.log_interval == 0 or last:
+            dist.all_reduce(loss)
+            seconds = clock.seconds_per_iteration()
+            report = IterationReport(
+                iteration=iteration,
+                consumed_samples=consumed,
+                consumed_tokens=consumed * config.model.seq_length,
+                loss=loss.item() / batch.data_parallel_size,
+                depth=sum(depths) / len(depths),
+                lr=rate,
+                grad_norm=norm,
+                tokens_per_second=batch.global_batch_size * config.model.seq_length / seconds,
+                seconds_per_iteration=seconds,
+                model_tflops=clock.tflops_per_rank(dist.get_world_size()),
+                memory_gib=peak_memory_gib(),
+                seconds_left=seconds * (batch.train_iters - iteration),
+            )
+            log.iteration(report)
+            clock.reset()
+
+        with clock.paused():
+            if run.valid is not None and eval_interval and iteration % eval_interval == 0:
+                _evaluate(run, engine, log, iteration, "valid")
+            leave = not last and _leave_now(run, iteration, started, engine.device)
+            if config.checkpoint.save is not None and (
+                last or leave or (save_interval and iteration % save_interval == 0)
+            ):
+                log.say(f"saved {_save(run, engine, registry, iteration, consumed)}")
+        if leave:
+            log.say(f"leaving after iteration {iteration}, as asked")
+            return iteration
+    return batch.train_iters
+
+
+def train_iteration(
+    engine: DeepSpeedEngine,
+    registry: Registry,
+    feed: Iterator[tuple[np.ndarray, np.ndarray]],
+    depths: list[int],
+    seed: int,
+) -> tuple[torch.Tensor, float]:
+    """One iteration of len(depths) micro-steps; returns this rank's mean loss, a tensor, and the gradient norm."""
+    total = torch.zeros((), device=engine.device)
+    norm = None
+    for step, depth in enumerate(depths):
+        ordinals, tokens = next(feed)
+        tokens_BS1 = torch.from_numpy(tokens).to(engine.device, non_blocking=True)
+        noise = Noise(seed, tuple(ordinals.tolist()))
+        loss = engine(tokens_BS1[:, :-1], tokens_BS1[:, 1:], depth=depth, noise=noise)
+        total += loss.detach() / len(depths)
+        engine.backward(loss)
+        norm = apply_gradients(engine, registry, boundary=step == len(depths) - 1)
+    return total, norm
+
+
+def build(run: PreparedRun) -> tuple[DeepSpeedEngine, Registry]:
+    """The engine at the run's first iteration: with fresh weights, or the checkpoint's."""
+    config = run.config
+    model, registry = build_model(
+        config.model, run.vocab_size, config.training.seed, recompute=config.training.recompute == "step"
+    )
+    if run.checkpoint is None:
+        engine = build_engine(model, registry, config, run.batch)
+        EngineTensors(engine).create_moments(steps=0)
+        return engine, registry
+    folder, index = run.checkpoint.folder, run.checkpoint.index
+    verify_checkpoint(folder, index)
+    moments = config.checkpoint.load_optim and not config.checkpoint.finetune
+    with open_checkpoint(folder, index) as tensors:
+        load_weights(tensors, registry)
+        engine = build_engine(model, registry, config, run.batch)
+        engine_tensors = EngineTensors(engine)
+        engine_tensors.create_moments(steps=index.optimizer_steps if moments else 0)
+        load_optimizer(tensors, engine_tensors, registry, moments=moments)
+    return engine, registry
+
+
+def _evaluate(run: PreparedRun, engine: DeepSpeedEngine, log: RunLog, iteration: int, split: str) -> None:
+    losses = evaluate(engine, getattr(run, split), run.config, run.batch)
+    log.evaluation(iteration, exits_to_evaluate(run.config), losses, split=split)
+
+
+def _save(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, iteration: int, consumed: int) -> Path:
+    index = CheckpointIndex(
+        iteration=iteration,
+        consumed_samples=consumed,
+        train_samples=run.batch.train_samples,
+        optimizer_steps=EngineTensors(engine).steps_taken(),
+        seed=run.config.training.seed,
+        depths_per_step=run.batch.depths_per_step,
+        vocab_size=run.vocab_size,
+        model=model_facts(run.config.model),
+        shapes={entry.name: list(entry.shape) for entry in registry},
+    )
+    return save_checkpoint(run.config.checkpoint.save, engine, registry, index, to_yaml(run.config))
+
+
+def _leave_now(run: PreparedRun, iteration: int, started: float, device: torch.device) -> bool:
+    """Whether `--exit-interval` or `--exit-duration-in-mins` asks to stop here; the same answer on every rank."""
+    training = run.config.training
+    if training.exit_interval and iteration % training.exit_interval == 0:
+        return True
+    if training.exit_duration_in_mins is None:
+        return False
+    # clocks differ between ranks: one that says stop is enough
+    late = torch.tensor(float(time.monotonic() - started > training.exit_duration_in_mins * 60), device=device)
+    dist.all_reduce(late, op=dist.ReduceOp.MAX)
+    return bool(late)
+
+
+def _forward_flops(run: PreparedRun, depths: list[int]) -> int:
+    """Forward FLOPs of one iteration over all ranks, at the depths it drew."""
+    model = run.config.model
+    per_token = sum(executed_flops_per_token(model, run.vocab_size, depth) for depth in depths) // len(depths)
+    return per_token * run.batch.global_batch_size * model.seq_length

@@ -1,0 +1,107 @@
+"""What a run will be, before it starts: sizes, FLOPs, memory and layout, as a dictionary and as text (`--dry-run`)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from megatron_rgpt.config import BatchPlan, Config
+from megatron_rgpt.kernels.layer_norm import layer_norm_implementation
+from megatron_rgpt.model.counts import (
+    count_parameters,
+    executed_flops_per_token,
+    paper_flops_per_token,
+)
+from megatron_rgpt.model.embedding import padded_vocabulary
+
+
+def describe(config: Config, batch: BatchPlan) -> dict[str, Any]:
+    """Counts, FLOPs, memory per rank in bytes, and layout of a resolved configuration."""
+    model, vocab_size = config.model, config.data.vocab_size
+    counts = count_parameters(model, vocab_size)
+    layout, tokens = model.layout, batch.global_batch_size * model.seq_length
+    executed = executed_flops_per_token(model, vocab_size)
+    return {
+        "counts": {"total": counts.total, "non_embedding": counts.non_embedding, **asdict(counts)},
+        "flops": {
+            "paper_forward_per_token": paper_flops_per_token(model),
+            "executed_forward_per_token": executed,
+            "training_per_iteration_at_full_depth": 3 * executed * tokens,
+        },
+        "memory_bytes_per_rank": memory_per_rank(config, batch),
+        "layout": {
+            "model": str(layout),
+            "unique_blocks": layout.unique_blocks,
+            "block_executions": layout.block_executions(layout.recurrences),
+            "vocabulary": vocab_size,
+            "padded_vocabulary": padded_vocabulary(vocab_size),
+            "ranks": batch.data_parallel_size,
+            "zero_stage": config.parallel.zero_stage,
+            "precision": config.training.precision,
+            "layer_norm": layer_norm_implementation(),
+        },
+        "batch": {
+            **asdict(batch),
+            "train_samples": batch.train_samples,
+            "tokens_per_iteration": tokens,
+            "tokens": batch.train_iters * tokens,
+        },
+    }
+
+
+def memory_per_rank(config: Config, batch: BatchPlan) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer under ZeRO, exact but for padding; activations as an estimate at R."""
+    model, dp, stage = config.model, batch.data_parallel_size, config.parallel.zero_stage
+    parameters = count_parameters(model, config.data.vocab_size).total
+    width = {"fp32": 4, "bf16": 2, "fp64": 8}[config.training.precision]
+    accumulated = 4 if width == 2 else 0
+    master = max(4, width) if stage > 0 else 0
+    weights = parameters * width // (dp if stage == 3 else 1)
+    gradients = parameters * (width + accumulated) // (dp if stage >= 2 else 1)
+    optimizer = parameters * (2 * max(4, width) + master) // (dp if stage >= 1 else 1)
+    activations = _activation_values_per_token(config) * width * batch.micro_batch_size * model.seq_length
+    # logits and their gradient, fp32 at least
+    activations += 2 * config.data.vocab_size * max(4, width) * batch.micro_batch_size * model.seq_length
+    parts = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations_estimate": activations}
+    return {**parts, "total_estimate": sum(parts.values())}
+
+
+def _activation_values_per_token(config: Config) -> int:
+    """Values that the backward pass keeps, by what each product and each elementwise operation saves."""
+    D, layout = config.model.hidden_size, config.model.layout
+    # two norms' inputs and outputs, q, k, v, attention's output, MLP's 4d twice
+    block = 17 * D
+    # noisy state, norm in and out, gate's hidden layer twice, gate, proposal, state
+    modulation = 8 * D
+    step = layout.core * block + modulation
+    outside = (layout.prelude + layout.coda) * block
+    if config.training.recompute == "step":
+        kept = (layout.prelude + layout.coda + layout.recurrences) * D
+        return kept + max(block, step if layout.core else 0)
+    return outside + layout.recurrences * step
+
+
+def describe_as_text(facts: dict[str, Any]) -> str:
+    """The same for people, a line per concern."""
+    counts, flops, layout, batch = facts["counts"], facts["flops"], facts["layout"], facts["batch"]
+    millions = {name: count / 1e6 for name, count in counts.items()}
+    gib = {name: size / 2**30 for name, size in facts["memory_bytes_per_rank"].items()}
+    lines = {
+        "model": f"{layout['model']}, {layout['unique_blocks']} unique blocks, {layout['block_executions']} executed",
+        "parameters": f"{millions['total']:.2f} M: {millions['non_embedding']:.2f} M without embeddings, "
+        f"{millions['modulation']:.2f} M modulation",
+        "vocabulary": f"{layout['vocabulary']}, padded to {layout['padded_vocabulary']}",
+        "FLOPs": f"{flops['paper_forward_per_token'] / 1e6:.1f} M forward per token by Eq. 1, "
+        f"{flops['executed_forward_per_token'] / 1e6:.1f} M executed with the head",
+        "batch": f"{batch['global_batch_size']} samples, {batch['tokens_per_iteration']} tokens: "
+        f"{batch['micro_steps']} micro-steps x {batch['data_parallel_size']} ranks x {batch['micro_batch_size']}, "
+        f"{batch['depths_per_step']} depth groups",
+        "run": f"{batch['train_iters']} iterations, {batch['train_samples']} samples, "
+        f"{batch['tokens'] / 1e9:.3f} B tokens",
+        "ranks": f"{layout['ranks']}, data parallel, ZeRO-{layout['zero_stage']}, {layout['precision']}, "
+        f"LayerNorm by {layout['layer_norm']}",
+        "memory": f"{gib['total_estimate']:.2f} GiB a rank: weights {gib['weights']:.2f}, gradients "
+        f"{gib['gradients']:.2f}, optimizer {gib['optimizer']:.2f}, "
+        f"activations about {gib['activations_estimate']:.2f}",
+    }
+    return "\n".join(f"{name:<10} {text}" for name, text in lines.items())

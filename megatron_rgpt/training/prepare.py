@@ -1,0 +1,138 @@
+"""Everything that can be checked before ranks meet: sizes, data, the checkpoint to load, the folder to save to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from megatron_rgpt.checkpoint.fits import check_fits
+from megatron_rgpt.checkpoint.layout import CheckpointIndex, find_checkpoint, prepare_run_folder, read_index
+from megatron_rgpt.config import BatchPlan, Config, plan_batch
+from megatron_rgpt.data.datasets import Dataset, build_datasets, check_extension
+from megatron_rgpt.data.tokenizers import build_tokenizer
+from megatron_rgpt.errors import UserError
+from megatron_rgpt.model.counts import count_parameters
+from megatron_rgpt.training.deepspeed_config import deepspeed_config
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk that a run starts from."""
+
+    folder: Path
+    index: CheckpointIndex
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose inputs are known to be good. `config` is resolved: nothing in it is left to a default."""
+
+    config: Config
+    batch: BatchPlan
+    vocab_size: int
+    checkpoint: Checkpoint | None
+    start_iteration: int
+    consumed_samples: int
+    train: Dataset | None
+    valid: Dataset | None
+    test: Dataset | None
+
+
+def resolve_config(config: Config, world_size: int, given: frozenset[str] = frozenset()) -> tuple[Config, BatchPlan]:
+    """Fill in what depends on the machine, the tokenizer and the run to go on with; check all sizes.
+
+    `given` names the fields that the user set. Reads no data. Raises `UserError`.
+    """
+    precision = config.training.precision
+    if precision == "auto":
+        precision = "bf16" if torch.cuda.is_available() else "fp32"
+    config = config.changed(precision=precision, vocab_size=resolve_vocabulary(config))
+    checkpoint = _find(config)
+    if checkpoint is not None and not config.checkpoint.finetune and "depths_per_step" not in given:
+        # D is part of the run: the default would change with the number of ranks
+        config = config.changed(depths_per_step=checkpoint.index.depths_per_step)
+    batch = plan_batch(config, world_size)
+    deepspeed_config(config, batch)
+    if not config.model.layout.is_dense:
+        config = config.changed(depths_per_step=batch.depths_per_step)
+    return config.changed(global_batch_size=batch.global_batch_size), batch
+
+
+def resolve_vocabulary(config: Config) -> int:
+    """`--vocab-size`, or the tokenizer's."""
+    data = config.data
+    if data.vocab_size is not None:
+        return data.vocab_size
+    tokenizer = build_tokenizer(
+        data.tokenizer_type,
+        vocab_file=data.vocab_file,
+        merge_file=data.merge_file,
+        tokenizer_model=data.tokenizer_model,
+    )
+    return tokenizer.vocab_size
+
+
+def prepare(config: Config, batch: BatchPlan, *, first_rank: bool) -> PreparedRun:
+    """Open the data and the checkpoint of a resolved configuration. The first rank also prepares the save folder."""
+    training, evaluation = config.training, config.evaluation
+    if batch.train_iters == 0 and not training.skip_train:
+        raise UserError("how long to train? give --train-iters N or --train-samples N")
+    checkpoint = _find(config)
+    if checkpoint is not None:
+        check_fits(checkpoint.folder, checkpoint.index, config.model, config.data.vocab_size)
+    start = (0, 0) if checkpoint is None or config.checkpoint.finetune else _position(config, batch, checkpoint)
+    eval_samples = evaluation.eval_iters * batch.global_batch_size
+    train, valid, test = build_datasets(
+        config.data,
+        seq_length=config.model.seq_length,
+        seed=training.seed,
+        samples=(
+            0 if training.skip_train else batch.train_samples,
+            eval_samples,
+            eval_samples if config.data.test_data_path else 0,
+        ),
+        vocab_size=config.data.vocab_size,
+    )
+    if config.checkpoint.save is not None and first_rank:
+        resuming = config.checkpoint.load is not None and _same(config.checkpoint.save, config.checkpoint.load)
+        total = count_parameters(config.model, config.data.vocab_size).total
+        prepare_run_folder(config.checkpoint.save, total, resuming=resuming)
+    return PreparedRun(config, batch, config.data.vocab_size, checkpoint, *start, train, valid, test)
+
+
+def _find(config: Config) -> Checkpoint | None:
+    """The checkpoint of `--load`; None without one, or where a run that saves to the same folder has yet to save."""
+    load = config.checkpoint.load
+    if load is None:
+        return None
+    folder = find_checkpoint(load)
+    if folder is not None:
+        return Checkpoint(folder, read_index(folder))
+    if config.checkpoint.save is not None and _same(load, config.checkpoint.save):
+        return None
+    raise UserError(f"--load {load}: no checkpoint there (no `latest`, no checkpoint.json): check the folder")
+
+
+def _position(config: Config, batch: BatchPlan, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Iteration and consumed samples to go on from; the past of the run must stay what it was."""
+    index = checkpoint.index
+    if index.seed != config.training.seed:
+        raise UserError(
+            f"--seed {config.training.seed}: the run in {checkpoint.folder} has seed {index.seed}, and another one "
+            f"would change its data order: give --seed {index.seed}, or --finetune to start anew"
+        )
+    if not config.training.skip_train:
+        check_extension(
+            config.data,
+            seq_length=config.model.seq_length,
+            seed=config.training.seed,
+            before=index.train_samples,
+            after=batch.train_samples,
+        )
+    return index.iteration, index.consumed_samples
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()

@@ -1,0 +1,43 @@
+#!/usr/bin/env python
+"""Pretrain a recurrent-depth transformer: read the configuration, find this rank's place, hand over to training."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from megatron_rgpt.config.flags import parse_invocation
+from megatron_rgpt.errors import exit_on_user_error
+from megatron_rgpt.parallel.launch import resolve, start
+
+
+def main() -> None:
+    with exit_on_user_error():
+        placement = resolve(os.environ)
+    # All ranks see the same flags: one of them complains.
+    with exit_on_user_error(quiet=placement.rank > 0):
+        invocation = parse_invocation(sys.argv[1:])
+        # Late: torch and DeepSpeed take seconds to import, a mistyped flag should not.
+        from megatron_rgpt.training.plan import describe, describe_as_text
+        from megatron_rgpt.training.prepare import prepare, resolve_config
+
+        ranks = invocation.world_size or placement.world_size
+        config, batch = resolve_config(invocation.config, ranks, invocation.given)
+    facts = describe(config, batch)
+    with exit_on_user_error():
+        if invocation.dry_run:
+            if config.data.data_path or config.data.train_data_path:
+                prepare(config, batch, first_rank=False)
+            print(json.dumps(facts, indent=1) if invocation.json else describe_as_text(facts))
+            return
+        run = prepare(config, batch, first_rank=placement.rank == 0)
+        ranks_table = start(placement, config.parallel.distributed_timeout_minutes)
+
+        from megatron_rgpt.training.loop import train
+
+        train(run, f"{ranks_table}\n{describe_as_text(facts)}")
+
+
+if __name__ == "__main__":
+    main()
