@@ -140,7 +140,8 @@ def start(placement: Placement, timeout_minutes: float, backend: str | None = No
         raise UserError(
             f"rank {placement.rank} of {placement.world_size} could not meet the others at MASTER_ADDR="
             f"{placement.master_addr} MASTER_PORT={placement.master_port} within {timeout_minutes:g} minutes: "
-            f"{_first_line(error)}; check that all ranks started and that this address is rank 0's and free"
+            f"{_first_line(error)}; check that all ranks started, and that this is an address of rank 0 with a free "
+            "port (deepspeed and torchrun: --master_port)"
         ) from error
     return table_of_ranks(rows)
 
