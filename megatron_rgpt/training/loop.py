@@ -14,7 +14,8 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 
 from megatron_rgpt.checkpoint.fits import model_facts
 from megatron_rgpt.checkpoint.layout import CONFIG, CheckpointIndex, write_durably
-from megatron_rgpt.checkpoint.load import load_optimizer, load_weights, open_checkpoint, verify_checkpoint
+from megatron_rgpt.checkpoint.load import load_optimizer, verify_checkpoint
+from megatron_rgpt.checkpoint.read import load_weights, open_checkpoint
 from megatron_rgpt.checkpoint.save import save_checkpoint
 from megatron_rgpt.checkpoint.tensors import EngineTensors
 from megatron_rgpt.config.flags import to_yaml
