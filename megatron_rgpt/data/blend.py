@@ -43,25 +43,24 @@ def normalised(weights: Sequence[float], names: Sequence[str]) -> np.ndarray:
     return values / total
 
 
-def blend_choices(shares: np.ndarray, steps: int) -> np.ndarray:
-    """The dataset [steps], int16, that each step takes."""
-    segments = max(1, -(-steps // SEGMENT_STEPS))
-    starts = np.arange(segments, dtype=np.int64) * SEGMENT_STEPS
-    counts = _guess(shares, starts)
-    choices = np.empty((segments, SEGMENT_STEPS), dtype=np.int16)
+def blend_choices(shares: np.ndarray, steps: int, *, segment_steps: int = SEGMENT_STEPS) -> np.ndarray:
+    """The dataset [steps], int16, that each step takes; the same for every length of the segments."""
+    segments = max(1, -(-steps // segment_steps))
+    starts = np.arange(segments, dtype=np.int64) * segment_steps
+    counts = _guess(shares, starts, min(segment_steps, WARM_UP_ROUNDS * len(shares)))
+    choices = np.empty((segments, segment_steps), dtype=np.int16)
     stale = np.arange(segments)
     ends = np.empty_like(counts)
     while len(stale):
-        choices[stale], ends[stale] = _run(shares, starts[stale], counts[stale], SEGMENT_STEPS)
+        choices[stale], ends[stale] = _run(shares, starts[stale], counts[stale], segment_steps)
         wrong = np.flatnonzero((ends[:-1] != counts[1:]).any(axis=1)) + 1
         counts[wrong] = ends[wrong - 1]
         stale = wrong
     return choices.reshape(-1)[:steps]
 
 
-def _guess(shares: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def _guess(shares: np.ndarray, starts: np.ndarray, warm_up: int) -> np.ndarray:
     """Likely counts [segments, datasets] at each start: those of a run warmed up from rounded shares."""
-    warm_up = min(SEGMENT_STEPS, WARM_UP_ROUNDS * len(shares))
     ahead = np.maximum(starts - warm_up, 0)
     counts = np.floor(ahead[:, None] * shares).astype(np.int64)
     # The counts of n steps must sum to n: hand the missing ones to those that lag most.
