@@ -6,7 +6,8 @@ import argparse
 import os
 
 from megatron_rgpt.data.inputs import FORMATS, list_inputs
-from megatron_rgpt.data.preprocess import Job, Progress, preprocess
+from megatron_rgpt.data.job import Job, Progress
+from megatron_rgpt.data.preprocess import preprocess
 from megatron_rgpt.data.progress_line import ProgressLine
 from megatron_rgpt.data.tokenizers import ALIASES, TOKENIZER_TYPES, build_tokenizer
 from megatron_rgpt.errors import exit_on_user_error

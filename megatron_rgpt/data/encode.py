@@ -1,4 +1,4 @@
-"""A worker's part of preprocessing: a chunk of JSON lines or text files to token ids, document by document."""
+"""A worker's part of preprocessing: a chunk of text to token ids, document by document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from megatron_rgpt.data.chunks import Chunk, Lines, Texts
+from megatron_rgpt.data.chunks import Chunk, Lines, Piece, PieceEnd, Texts
+from megatron_rgpt.data.giant import BadDocument
 from megatron_rgpt.data.inputs import DamagedInput, InputFile, read_whole
 from megatron_rgpt.data.tokenizers.base import Tokenizer
 from megatron_rgpt.errors import UserError
@@ -31,15 +32,14 @@ class Skip:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The documents of a chunk: for each key all tokens in a row and each document's length."""
+    """The documents of a chunk: for each key all tokens in a row and each document's length.
+
+    Of a piece it is the tokens alone, under its key; a skip there spoils the whole document.
+    """
 
     tokens: tuple[np.ndarray, ...]
     lengths: tuple[np.ndarray, ...]
     skips: list[Skip] = field(default_factory=list)
-
-
-class BadDocument(Exception):
-    """Why a document cannot be used."""
 
 
 class Encoder:
@@ -48,7 +48,7 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer, keys: Sequence[str], *, append_eod: bool, dtype: np.dtype) -> None:
         self._tokenizer = tokenizer
         self._keys = tuple(keys)
-        self._end = np.array([tokenizer.eod] if append_eod else [], dtype=dtype)
+        self.end = np.array([tokenizer.eod] if append_eod else [], dtype=dtype)
         self._dtype = dtype
 
     def __call__(self, chunk: Chunk) -> Encoded:
@@ -57,8 +57,11 @@ class Encoder:
             documents = self._of_lines(work)
         elif isinstance(work, Texts):
             documents = self._of_files(work)
+        elif isinstance(work, Piece):
+            return self._of_piece(work)
         else:
-            return Encoded(self._join([]), self._lengths([]), [Skip(work.where, work.reason)])
+            reason = work.failure if isinstance(work, PieceEnd) else work.reason
+            return Encoded(self._join([]), self._lengths([]), [Skip(work.where, reason)] if reason else [])
         good: list[list[np.ndarray]] = []
         skips: list[Skip] = []
         for document in documents:
@@ -67,13 +70,13 @@ class Encoder:
 
     def _join(self, documents: list[list[np.ndarray]]) -> tuple[np.ndarray, ...]:
         columns: Sequence[Sequence[np.ndarray]] = list(zip(*documents, strict=True)) or [[] for _ in self._keys]
-        parts = [[part for ids in column for part in (ids, self._end)] for column in columns]
+        parts = [[part for ids in column for part in (ids, self.end)] for column in columns]
         empty = np.empty(0, dtype=self._dtype)
         return tuple(np.concatenate([empty, *column], dtype=self._dtype, casting="unsafe") for column in parts)
 
     def _lengths(self, documents: list[list[np.ndarray]]) -> tuple[np.ndarray, ...]:
         columns: Sequence[Sequence[np.ndarray]] = list(zip(*documents, strict=True)) or [[] for _ in self._keys]
-        return tuple(np.array([len(ids) + len(self._end) for ids in column], dtype=np.int64) for column in columns)
+        return tuple(np.array([len(ids) + len(self.end) for ids in column], dtype=np.int64) for column in columns)
 
     def _of_lines(self, work: Lines) -> Iterator[list[np.ndarray] | Skip]:
         for number, line in enumerate(work.data.split(b"\n"), start=work.first_line):
@@ -81,7 +84,7 @@ class Encoder:
                 try:
                     yield [self._ids(text) for text in self._texts_of_line(line, number)]
                 except BadDocument as reason:
-                    yield Skip(f"{work.path}:{number}", str(reason))
+                    yield Skip(f"{work.name}{number}", str(reason))
 
     def _texts_of_line(self, line: bytes, number: int) -> list[str]:
         try:
@@ -113,6 +116,13 @@ class Encoder:
                 yield [self._ids(_text_of_file(file))]
             except BadDocument as reason:
                 yield Skip(file.path, str(reason))
+
+    def _of_piece(self, work: Piece) -> Encoded:
+        try:
+            _refuse_lone_surrogates(work.text)
+            return Encoded((self._ids(work.text) if work.text else self.end[:0],), ())
+        except BadDocument as reason:
+            return Encoded((), (), [Skip(work.where, str(reason))])
 
     def _ids(self, text: str) -> np.ndarray:
         if "\x00" in text:

@@ -104,6 +104,14 @@ class IndexedWriter:
         except BlockingIOError:
             raise UserError(f"{self.bin_part}: another process is writing it: wait, or choose another prefix") from None
 
+    @property
+    def num_documents(self) -> int:
+        return self._documents
+
+    @property
+    def num_tokens(self) -> int:
+        return self._bin_bytes // self.dtype.itemsize
+
     def append(self, tokens: np.ndarray) -> None:
         """Add tokens to the open sequence."""
         self._write_tokens(tokens)

@@ -8,6 +8,7 @@ import glob
 import gzip
 import io
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -90,10 +91,14 @@ def _describe(path: str, file_format: str) -> InputFile:
 
 
 class InputStream:
-    """The decompressed bytes of one file. `disk_position` counts the bytes of the file behind it."""
+    """The decompressed bytes of one file, at most `limit` behind where `skip` left it.
 
-    def __init__(self, path: str) -> None:
+    `disk_position` counts the bytes of the file that are behind the reader.
+    """
+
+    def __init__(self, path: str, limit: int | None = None) -> None:
         self._path = path
+        self._left = sys.maxsize if limit is None else limit
         self._raw: BinaryIO = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by `close`
         self._compressed = path.endswith(GZIP_SUFFIXES + ZSTD_SUFFIXES)
         self._damage: tuple[type[BaseException], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -118,12 +123,16 @@ class InputStream:
             DamagedInput: the compressed data is broken or cut off.
             OSError: the file cannot be read.
         """
+        parts, missing = [], min(size, self._left)
+        while missing and (part := self._read(missing)):
+            parts.append(part)
+            missing -= len(part)
+            self._left -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _read(self, size: int) -> bytes:
         try:
-            parts, missing = [], size
-            while missing and (part := self._stream.read(missing)):
-                parts.append(part)
-                missing -= len(part)
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return self._stream.read(size)
         except self._damage as error:
             raise DamagedInput(f"damaged or truncated: {error}") from None
 
@@ -132,7 +141,7 @@ class InputStream:
         if not self._compressed:
             self._raw.seek(size)
             return
-        while size > 0 and (part := self.read(min(size, 1 << 20))):
+        while size > 0 and (part := self._read(min(size, 1 << 20))):
             size -= len(part)
 
     @property

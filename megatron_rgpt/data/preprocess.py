@@ -8,87 +8,22 @@ again with the same flags goes on from there.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 
-from megatron_rgpt.data.chunks import Chunk, Position, cut
+from megatron_rgpt.data.chunks import Chunk, Cutter, Position
 from megatron_rgpt.data.encode import Encoded, Encoder
 from megatron_rgpt.data.indexed import best_dtype, bin_path, idx_path
 from megatron_rgpt.data.indexed_writer import IndexedWriter, WriterState, part_paths
-from megatron_rgpt.data.inputs import InputFile, absolute
-from megatron_rgpt.data.manifest import Manifest, manifest_path, read_manifest, write_json, write_manifest
+from megatron_rgpt.data.job import Job, Progress
+from megatron_rgpt.data.journal import Journal
+from megatron_rgpt.data.manifest import Manifest, manifest_path, write_manifest
 from megatron_rgpt.data.ordered_pool import OrderedPool
-from megatron_rgpt.data.tokenizers.base import Tokenizer
+from megatron_rgpt.data.output import Output
 from megatron_rgpt.errors import UserError
 
 JOURNAL_SECONDS = 5.0
-SKIPS_NAMED = 100
 INPUTS_NAMED = 1000
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to make of what. The pairs are named `OUTPUT_PREFIX_KEY_document` after each of `keys`."""
-
-    files: Sequence[InputFile]
-    output_prefix: str
-    tokenizer: Tokenizer
-    keys: Sequence[str] = ("text",)
-    append_eod: bool = False
-    workers: int = 1
-    stop_on_error: bool = True
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.append_eod and self.tokenizer.eod is None:
-            raise UserError(f"--append-eod: tokenizer {self.tokenizer.name} has no end-of-document token")
-        if len(set(self.keys)) != len(self.keys) or not self.keys:
-            raise UserError(f"--json-keys {' '.join(self.keys)}: give each key once")
-
-    @property
-    def prefixes(self) -> list[str]:
-        return [f"{self.output_prefix}_{key}_document" for key in self.keys]
-
-    @property
-    def run_key(self) -> str:
-        """A hash of all that decides the output: inputs, tokenizer, keys; not workers, not --on-error."""
-        content = [
-            absolute(self.files),
-            [file.format for file in self.files],
-            self.tokenizer.fingerprint,
-            self.tokenizer.vocab_size,
-            list(self.keys),
-            self.append_eod,
-        ]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-@dataclass
-class Progress:
-    """Where a run stands. Bytes are those of the input files on disk."""
-
-    position: Position = field(default_factory=Position)
-    input_bytes: int = 0
-    documents: int = 0
-    tokens: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    skipped_examples: list[str] = field(default_factory=list)
-
-    def add(self, chunk: Chunk, encoded: Encoded) -> None:
-        self.position = chunk.end
-        self.input_bytes += chunk.disk_bytes
-        self.documents += len(encoded.lengths[0])
-        self.tokens += sum(len(ids) for ids in encoded.tokens)
-        for skip in encoded.skips:
-            # The reason's first words: what follows a colon is about the one document.
-            reason = skip.reason.split(":")[0].split(" at byte")[0]
-            self.skipped[reason] = self.skipped.get(reason, 0) + 1
-            if len(self.skipped_examples) < SKIPS_NAMED:
-                self.skipped_examples.append(f"{skip.where}: {skip.reason}")
 
 
 def preprocess(job: Job, report: Callable[[Progress], None] = lambda progress: None) -> list[Manifest]:
@@ -112,7 +47,7 @@ def preprocess(job: Job, report: Callable[[Progress], None] = lambda progress: N
     with OrderedPool(encoder, job.workers) as pool:
         writers = _open_writers(job, states, finished=False)
         try:
-            _convert(job, pool, journal, progress, writers, report)
+            _convert(job, pool, journal, progress, Output(writers, encoder), report)
             manifests = _manifests(job, progress, writers)
             journal.save(progress, [writer.mark(durable=True) for writer in writers], manifests)
             _finish(job, writers, manifests, journal)
@@ -141,23 +76,24 @@ def _convert(
     pool: OrderedPool[Chunk, Encoded],
     journal: Journal,
     progress: Progress,
-    writers: list[IndexedWriter],
+    output: Output,
     report: Callable[[Progress], None],
 ) -> None:
+    cutter = Cutter(job.files, job.keys, pieces=job.tokenizer.cuts_before_spaces)
+    end = job.end or Position(len(job.files))
     saved = time.monotonic()
-    for chunk, encoded in pool.map(cut(job.files, progress.position)):
-        faults = [skip for skip in encoded.skips if not skip.harmless]
+    for chunk, encoded in pool.map(cutter.chunks(progress.position, end, job.start)):
+        skips = output.take(chunk, encoded)
+        faults = [skip for skip in skips if not skip.harmless]
         if faults and job.stop_on_error:
-            journal.save(progress, [writer.mark(durable=True) for writer in writers], [])
+            # The chunk with the fault is not behind us: the next try reads it again.
             raise UserError(
                 f"{faults[0].where}: {faults[0].reason}: with --on-error skip the same command goes on from here "
                 "and leaves such documents out; if you correct the input, --overwrite starts anew"
             )
-        for writer, tokens, lengths in zip(writers, encoded.tokens, encoded.lengths, strict=True):
-            writer.add_documents(tokens, lengths)
-        progress.add(chunk, encoded)
-        if time.monotonic() - saved >= JOURNAL_SECONDS:
-            journal.save(progress, [writer.mark(durable=True) for writer in writers], [])
+        progress.add(chunk, skips, output.writers)
+        if output.between_documents and time.monotonic() - saved >= JOURNAL_SECONDS:
+            journal.save(progress, [writer.mark(durable=True) for writer in output.writers], [])
             saved = time.monotonic()
         report(progress)
 
@@ -201,60 +137,3 @@ def _manifests(job: Job, progress: Progress, writers: list[IndexedWriter]) -> li
             )
         )
     return manifests
-
-
-class Journal:
-    """`OUTPUT_PREFIX.resume.json`: the position that is durable in the part files, and whose run it is."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._run_key = job.run_key
-        self._path = Path(f"{job.output_prefix}.resume.json")
-
-    def already_finished(self) -> list[Manifest] | None:
-        """The manifests, if this very run was finished before. Raises UserError if other output is there."""
-        if self._path.exists() or self._job.overwrite:
-            return None
-        present = [prefix for prefix in self._job.prefixes if idx_path(prefix).exists()]
-        if not present:
-            return None
-        manifests = [read_manifest(prefix) for prefix in self._job.prefixes]
-        found = [manifest for manifest in manifests if manifest is not None and manifest.run_key == self._run_key]
-        if len(found) == len(manifests):
-            return found
-        raise UserError(
-            f"--output-prefix {self._job.output_prefix}: {idx_path(present[0])} exists and was made from other "
-            "input or with other flags: choose another prefix, or pass --overwrite"
-        )
-
-    def load(self) -> tuple[Progress, list[WriterState], list[Manifest]]:
-        """Progress and the writers' states to go on from; the manifests too, if only the renaming is left."""
-        fresh = Progress(), [WriterState() for _ in self._job.keys], []
-        try:
-            content = json.loads(self._path.read_text("utf-8"))
-            if content["run_key"] != self._run_key:
-                if self._job.overwrite:
-                    return fresh
-                raise UserError(
-                    f"{self._path}: an unfinished run with other input or other flags: repeat those to finish it, "
-                    "or pass --overwrite to start anew"
-                )
-            progress = Progress(**{**content["progress"], "position": Position(**content["progress"]["position"])})
-            states = [WriterState(**state) for state in content["writers"]]
-            return progress, states, [Manifest(**manifest) for manifest in content["manifests"]]
-        except FileNotFoundError:
-            return fresh
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise UserError(f"{self._path}: damaged ({error!r}): delete it to start anew") from None
-
-    def save(self, progress: Progress, states: list[WriterState], manifests: list[Manifest]) -> None:
-        content: dict[str, object] = {
-            "run_key": self._run_key,
-            "progress": asdict(progress),
-            "writers": [asdict(state) for state in states],
-            "manifests": [asdict(manifest) for manifest in manifests],
-        }
-        write_json(self._path, content)
-
-    def remove(self) -> None:
-        self._path.unlink(missing_ok=True)

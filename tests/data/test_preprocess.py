@@ -15,8 +15,9 @@ import pytest
 
 from megatron_rgpt.data.indexed import IndexedDataset
 from megatron_rgpt.data.inputs import list_inputs
+from megatron_rgpt.data.job import Job, Progress
 from megatron_rgpt.data.manifest import check_tokenizer, read_manifest
-from megatron_rgpt.data.preprocess import Job, Progress, preprocess
+from megatron_rgpt.data.preprocess import preprocess
 from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.errors import UserError
 
