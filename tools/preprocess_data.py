@@ -7,6 +7,7 @@ import os
 
 from megatron_rgpt.data.inputs import FORMATS, list_inputs
 from megatron_rgpt.data.job import Job, Progress
+from megatron_rgpt.data.partitions import preprocess_in_parts
 from megatron_rgpt.data.preprocess import preprocess
 from megatron_rgpt.data.progress_line import ProgressLine
 from megatron_rgpt.data.tokenizers import ALIASES, TOKENIZER_TYPES, build_tokenizer
@@ -35,6 +36,7 @@ def parse_arguments() -> argparse.Namespace:
     output.add_argument("--output-prefix", required=True)
     output.add_argument("--overwrite", action="store_true", help="replace the output of other input or flags")
     output.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that tokenize")
+    output.add_argument("--partitions", type=int, default=1, help="independent readers that share the workers")
     return parser.parse_args()
 
 
@@ -71,7 +73,10 @@ def main() -> None:
             last = progress
             line.update(progress.input_bytes, progress.documents, progress.tokens)
 
-        manifests = preprocess(job, report)
+        if arguments.partitions > 1:
+            manifests = preprocess_in_parts(job, arguments.partitions, report)
+        else:
+            manifests = preprocess(job, report)
         if last.documents:
             line.finish(last.input_bytes, last.documents, last.tokens)
         for prefix, manifest in zip(job.prefixes, manifests, strict=True):

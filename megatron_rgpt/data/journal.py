@@ -22,21 +22,22 @@ class Journal:
         self._run_key = job.run_key
         self._path = Path(f"{job.output_prefix}.resume.json")
 
-    def already_finished(self) -> list[Manifest] | None:
-        """The manifests, if this very run was finished before. Raises UserError if other output is there."""
-        if self._path.exists() or self._job.overwrite:
-            return None
-        present = [prefix for prefix in self._job.prefixes if idx_path(prefix).exists()]
-        if not present:
+    def finished(self) -> list[Manifest] | None:
+        """The manifests, if this very run was finished before."""
+        if self._path.exists() or not all(idx_path(prefix).exists() for prefix in self._job.prefixes):
             return None
         manifests = [read_manifest(prefix) for prefix in self._job.prefixes]
         found = [manifest for manifest in manifests if manifest is not None and manifest.run_key == self._run_key]
-        if len(found) == len(manifests):
-            return found
-        raise UserError(
-            f"--output-prefix {self._job.output_prefix}: {idx_path(present[0])} exists and was made from other "
-            "input or with other flags: choose another prefix, or pass --overwrite"
-        )
+        return found if len(found) == len(manifests) else None
+
+    def refuse_other_output(self) -> None:
+        """Raises UserError where a pair stands in the way that this run did not make."""
+        present = [prefix for prefix in self._job.prefixes if idx_path(prefix).exists()]
+        if present and not self._path.exists() and not self._job.overwrite:
+            raise UserError(
+                f"--output-prefix {self._job.output_prefix}: {idx_path(present[0])} exists and was made from other "
+                "input or with other flags: choose another prefix, or pass --overwrite"
+            )
 
     def load(self) -> tuple[Progress, list[WriterState], list[Manifest]]:
         """Progress and the writers' states to go on from; the manifests too, if only the renaming is left."""

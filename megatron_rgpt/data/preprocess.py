@@ -34,8 +34,9 @@ def preprocess(job: Job, report: Callable[[Progress], None] = lambda progress: N
             also the first document that cannot be used. What is done so far stays for the next try.
     """
     journal = Journal(job)
-    if (finished := journal.already_finished()) is not None:
+    if not job.overwrite and (finished := journal.finished()) is not None:
         return finished
+    journal.refuse_other_output()
     progress, states, manifests = journal.load()
     if manifests:
         _finish(job, _open_writers(job, states, finished=True), manifests, journal)
@@ -109,10 +110,16 @@ def _finish(job: Job, writers: list[IndexedWriter], manifests: list[Manifest], j
     journal.remove()
 
 
-def _manifests(job: Job, progress: Progress, writers: list[IndexedWriter]) -> list[Manifest]:
-    if progress.documents == 0:
-        reasons = ", ".join(f"{count} × {reason}" for reason, count in progress.skipped.items()) or "none found"
+def refuse_nothing(job: Job, documents: int, skipped: dict[str, int]) -> None:
+    """Raises UserError where a run found no document at all; says what it left out."""
+    if documents == 0:
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in skipped.items()) or "none found"
         raise UserError(f"--input: no usable document in {len(job.files)} file(s): {reasons}")
+
+
+def _manifests(job: Job, progress: Progress, writers: list[IndexedWriter]) -> list[Manifest]:
+    if job.end is None:
+        refuse_nothing(job, progress.documents, progress.skipped)
     manifests = []
     for writer in writers:
         state = writer.mark(durable=True)
