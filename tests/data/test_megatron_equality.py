@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rgpt.data.blend import blend_choices, normalised, occurrence
 from megatron_rgpt.data.indexed import IndexedDataset
 from megatron_rgpt.data.indexed_writer import IndexedWriter
+from megatron_rgpt.data.masks import loss_mask, position_ids
 from megatron_rgpt.data.sample_index import build_indices, count_epochs, split_bookends, split_range
 from megatron_rgpt.data.samples import GPTDataset
 from tests.data.pairs import random_documents, write_pair
@@ -194,3 +196,15 @@ def test_splits_equal_megatrons(parts: list[float], sequences: int) -> None:
         if theirs is not None:
             expected = tuple(round(edge * float(sequences)) for edge in theirs)
             assert split_range(mine, sequences) == expected
+
+
+@MANY
+@given(rows=st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=3))
+def test_masks_and_positions_equal_megatrons(rows: list[list[int]]) -> None:
+    tokens_BS = np.array(rows)
+    for row, mask, positions in zip(rows, loss_mask(tokens_BS, 3), position_ids(tokens_BS, 3), strict=True):
+        _, theirs, their_positions = gpt_dataset._get_ltor_masks_and_position_ids(
+            torch.tensor(row), 3, True, False, True, False
+        )
+        np.testing.assert_array_equal(mask, theirs.numpy())
+        np.testing.assert_array_equal(positions, their_positions.numpy())
