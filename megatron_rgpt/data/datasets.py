@@ -14,8 +14,10 @@ import numpy as np
 
 from megatron_rgpt.data.blend import BlendedDataset, blend_choices, normalised, occurrence
 from megatron_rgpt.data.indexed import IndexedDataset
+from megatron_rgpt.data.manifest import check_tokenizer, manifest_path
 from megatron_rgpt.data.sample_index import SPLIT_NAMES, split_bookends, split_range
 from megatron_rgpt.data.samples import GPTDataset, cached
+from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.data.vocabulary_check import check_vocabulary
 from megatron_rgpt.errors import UserError
 
@@ -33,6 +35,11 @@ class DataFlags(Protocol):
     split: str
     data_cache_path: str | None
     data_index_timeout_minutes: float
+    tokenizer_type: str
+    vocab_file: str | None
+    merge_file: str | None
+    tokenizer_model: str | None
+    vocab_size: int | None
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,12 @@ def build_datasets(
 ) -> tuple[Dataset | None, Dataset | None, Dataset | None]:
     """The train, validation and test samples, each at least as many as asked for; None where none are.
 
-    With a `vocab_size` the token ids are checked against it first (`vocabulary_check`).
+    Where a pair has a manifest, the run's tokenizer must be the one that made it. With a `vocab_size` the
+    token ids are checked against it first (`vocabulary_check`).
 
     Raises:
-        UserError: a bad path, weight, split or file; an empty split that is asked for; ids too large.
+        UserError: a bad path, weight, split or file; an empty split that is asked for; another tokenizer;
+            ids too large.
     """
     built: list[Dataset | None] = []
     opened: dict[str, IndexedDataset] = {}
@@ -117,11 +126,26 @@ def build_datasets(
         if source.bookends is None:
             raise UserError(f"--split {flags.split}: the {name} share is 0, and the run needs {wanted} {name} samples")
         built.append(build_split(source, flags, opened, seq_length=seq_length, seed=seed, samples=wanted))
+    _check_tokenizer(flags, list(opened))
     if vocab_size is not None:
         for prefix, indexed in opened.items():
             check_vocabulary(indexed, vocab_size, cache_folder(flags, prefix), flags.data_index_timeout_minutes)
     train, valid, test = built
     return train, valid, test
+
+
+def _check_tokenizer(flags: DataFlags, prefixes: Sequence[str]) -> None:
+    with_manifest = [prefix for prefix in prefixes if manifest_path(prefix).exists()]
+    if with_manifest:
+        tokenizer = build_tokenizer(
+            flags.tokenizer_type,
+            vocab_file=flags.vocab_file,
+            merge_file=flags.merge_file,
+            tokenizer_model=flags.tokenizer_model,
+            vocab_size=flags.vocab_size,
+        )
+        for prefix in with_manifest:
+            check_tokenizer(prefix, tokenizer)
 
 
 def build_split(

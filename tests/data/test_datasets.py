@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,10 @@ import pytest
 
 from megatron_rgpt.data.blend import BlendedDataset
 from megatron_rgpt.data.datasets import build_datasets, check_extension, summary_lines
+from megatron_rgpt.data.inputs import list_inputs
+from megatron_rgpt.data.job import Job
+from megatron_rgpt.data.preprocess import preprocess
+from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.errors import UserError
 from tests.data.pairs import data_flags, random_documents, write_pair
 
@@ -124,3 +129,13 @@ def test_growing_a_run_keeps_its_past_up_to_the_value_that_the_error_names(tmp_p
                 orders.append(np.stack([train[i] for i in range(before)]))
             np.testing.assert_array_equal(orders[0], orders[1])
             assert (orders[0] != orders[2]).any()
+
+
+def test_a_run_with_another_tokenizer_than_its_data_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("some text that becomes a pair " * 20)
+    job = Job(list_inputs([str(tmp_path / "in.txt")]), str(tmp_path / "out"), build_tokenizer("byte"))
+    preprocess(job)
+    flags = data_flags(job.prefixes[0], cache=tmp_path, split="1,0,0")
+    build_datasets(flags, seq_length=8, seed=1, samples=(10, 0, 0))
+    with pytest.raises(UserError, match=r"made with tokenizer 'byte'.*the run has 'gpt2'.*--tokenizer-type"):
+        build_datasets(replace(flags, tokenizer_type="gpt2"), seq_length=8, seed=1, samples=(10, 0, 0))

@@ -12,11 +12,12 @@ class NullTokenizer:
 
     name = "null"
     cuts_before_spaces = True
+    # Numbers are numbers in every vocabulary.
+    fingerprint = "null"
 
     def __init__(self, vocab_size: int) -> None:
         self.eod: int | None = vocab_size
         self.vocab_size = vocab_size + 1
-        self.fingerprint = f"null-{vocab_size}"
 
     def encode(self, text: str) -> list[int]:
         try:
