@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from megatron_rgpt.data.indexed_writer import naming_the_file
+from megatron_rgpt.data.index_parts import naming_the_file
 from megatron_rgpt.data.tokenizers.base import Tokenizer
 from megatron_rgpt.errors import UserError
 

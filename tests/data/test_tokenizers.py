@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron_rgpt.data.tokenizers import Tokenizer, build_tokenizer
@@ -74,6 +74,7 @@ def test_megatrons_name_with_the_files_given_is_the_same_tokenizer(gpt2_files: t
 
 @settings(max_examples=150, deadline=None)
 @given(text=TEXT)
+@example(text="a<|endoftext|>b")
 def test_gpt2_equals_hugging_faces_on_any_text(both_gpt2: tuple[Tokenizer, Tokenizer], text: str) -> None:
     ours, theirs = both_gpt2
     assert ours.encode(text) == theirs.encode(text)

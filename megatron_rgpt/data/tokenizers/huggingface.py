@@ -39,6 +39,8 @@ class HuggingFaceTokenizer:
         # A file may carry the padding and the cut of a fine-tuning task: no part of a corpus.
         self._model.no_padding()
         self._model.no_truncation()
+        # A text that spells a special token is ordinary text: only the pipeline ends documents.
+        self._model.encode_special_tokens = True
         self.name = f"huggingface:{path.parent.name or path.name}"
         self.vocab_size = max(self._model.get_vocab(with_added_tokens=True).values()) + 1
         self.fingerprint = hashlib.sha256(data).hexdigest()
