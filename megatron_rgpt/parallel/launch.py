@@ -7,9 +7,11 @@ process group at that placement. Nothing here knows what the ranks will do.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -95,7 +97,8 @@ def start(placement: Placement, timeout_minutes: float, backend: str | None = No
 
     `backend` is NCCL where there is CUDA, else gloo. A rank that does not arrive, and later a collective that
     does not end, is an error after `timeout_minutes`. Under a launcher, also see to it that this process does
-    not outlive it (`orphans.py`). Raises `UserError` if the rendezvous fails or a host has fewer GPUs than ranks.
+    not outlive it (`orphans.py`). A process that ends well leaves the group by itself.
+    Raises `UserError` if the rendezvous fails or a host has fewer GPUs than ranks.
     """
     os.environ.update(
         RANK=str(placement.rank),
@@ -143,6 +146,7 @@ def start(placement: Placement, timeout_minutes: float, backend: str | None = No
             f"{_first_line(error)}; check that all ranks started, and that this is an address of rank 0 with a free "
             "port (deepspeed and torchrun: --master_port)"
         ) from error
+    atexit.register(_leave_group)
     return table_of_ranks(rows)
 
 
@@ -162,6 +166,20 @@ OPEN_MPI = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _leave_group() -> None:
+    """Destroy the process groups while Python is still whole.
+
+    Otherwise a thread of gloo may be about to release its last tensor when the interpreter goes, and the process aborts
+    ("terminate called without an active exception"): one exit in five of a loop of small collectives. After an
+    error the exit code is bad anyway, and the peers, perhaps stuck, need not be waited for.
+    """
+    import torch.distributed as dist
+
+    failed = hasattr(sys, "last_value")
+    if dist.is_initialized() and not failed:
+        dist.destroy_process_group()
 
 
 def _explicit(env: Mapping[str, str]) -> Placement:

@@ -42,7 +42,6 @@ def main() -> None:
         print(f"rank {placement.rank} hangs as process {os.getpid()}", flush=True)
         signal.pause()
     dist.barrier()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -215,6 +215,18 @@ def test_plain_python_starts_alone_and_compiles_nothing() -> None:
     assert "ninja" not in result.stderr
 
 
+@pytest.mark.parametrize(("ending", "left"), [("", True), ("raise SystemExit(0)", True), ("1 / 0", False)])
+def test_a_run_that_ends_well_leaves_its_group_before_python_ends(ending: str, left: bool) -> None:
+    # What is registered first runs last.
+    first = """
+import atexit
+import torch.distributed as dist
+atexit.register(lambda: print('left', not dist.is_initialized()))
+"""
+    result = run_python("\n".join([first, START, ending]))
+    assert result.stdout.splitlines()[-1] == f"left {left}", result.stderr
+
+
 def test_a_rank_whose_peers_never_come_ends_with_one_line_that_names_the_address() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
