@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from megatron_rgpt.data.chunks import Position
+from megatron_rgpt.data.combine import merge_manifests
 from megatron_rgpt.data.indexed import IndexedDataset, bin_path, idx_path
 from megatron_rgpt.data.indexed_writer import IndexedWriter
 from megatron_rgpt.data.inputs import InputFile
@@ -167,24 +168,14 @@ def _sum(parts: list[Progress]) -> Progress:
 
 
 def _merge(job: Job, key: int, manifests: list[Manifest], parts: list[Job]) -> Manifest:
-    skipped = dict(sum((Counter(manifest.skipped) for manifest in manifests), Counter()))
-    refuse_nothing(job, sum(manifest.documents for manifest in manifests), skipped)
+    manifest = merge_manifests(manifests, "", job.run_key)
+    refuse_nothing(job, manifest.documents, manifest.skipped)
     prefix = job.prefixes[key]
     manifest_path(prefix).unlink(missing_ok=True)
     datasets = [IndexedDataset(part.prefixes[key]) for part in parts]
     with IndexedWriter(prefix, datasets[0].dtype) as writer:
         for dataset in datasets:
             writer.add_dataset(dataset)
-    manifest = replace(
-        manifests[0],
-        documents=sum(manifest.documents for manifest in manifests),
-        tokens=sum(manifest.tokens for manifest in manifests),
-        bin_bytes=sum(manifest.bin_bytes for manifest in manifests),
-        max_id=max(manifest.max_id for manifest in manifests),
-        content_hash=writer.content_hash(),
-        run_key=job.run_key,
-        skipped=skipped,
-        skipped_examples=[line for manifest in manifests for line in manifest.skipped_examples][:SKIPS_NAMED],
-    )
+    manifest = replace(manifest, content_hash=writer.content_hash())
     write_manifest(prefix, manifest)
     return manifest

@@ -49,3 +49,18 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+class PercentLine:
+    """How far a job over a known amount is; seen on a terminal alone."""
+
+    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+        self._name = name
+        self._stream = stream or sys.stderr
+        self._last = time.monotonic()
+
+    def update(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._stream.isatty() and (now - self._last >= TERMINAL_SECONDS or done == total):
+            self._last = now
+            print(f"{self._name}: {100 * done / total:.1f} %", end="\r", file=self._stream, flush=True)

@@ -36,18 +36,17 @@ def check_vocabulary(
     if manifest is not None and manifest.bin_bytes == indexed.num_tokens * indexed.dtype.itemsize:
         if manifest.max_id < vocab_size:
             return
-        _complain(indexed, _first_bad(indexed, vocab_size), vocab_size)
+        complain(indexed, _first_bad(indexed, vocab_size), vocab_size)
     if indexed.num_tokens * indexed.dtype.itemsize <= READ_WHOLE_BYTES:
         key: dict[str, object] = {"extremes of": file_identity(indexed.prefix)}
         what = f"the token ids of {indexed.prefix}"
         extremes = cached(cache_folder, key, lambda: {"ids": _extremes(indexed)}, timeout_minutes, what)["ids"]
         if extremes[0] < 0 or extremes[1] >= vocab_size:
-            _complain(indexed, _first_bad(indexed, vocab_size), vocab_size)
+            complain(indexed, _first_bad(indexed, vocab_size), vocab_size)
         return
     for start in np.linspace(0, indexed.num_tokens - PROBE_TOKENS, PROBES, dtype=np.int64).tolist():
-        block = indexed.tokens[start : start + PROBE_TOKENS]
-        if int(block.max()) >= vocab_size or int(block.min()) < 0:
-            _complain(indexed, start + _bad_places(block, vocab_size)[0], vocab_size)
+        if (bad := find_bad(indexed.tokens[start : start + PROBE_TOKENS], vocab_size)) is not None:
+            complain(indexed, start + bad, vocab_size)
 
 
 def _blocks(indexed: IndexedDataset, size: int = 1 << 22) -> range:
@@ -61,21 +60,24 @@ def _extremes(indexed: IndexedDataset) -> np.ndarray:
     return np.array([pairs[:, 0].min(), pairs[:, 1].max()])
 
 
-def _bad_places(block: np.ndarray, vocab_size: int) -> np.ndarray:
+def find_bad(block: np.ndarray, vocab_size: int) -> int | None:
+    """The first place in a block of tokens whose id is not in the vocabulary."""
+    if int(block.max()) < vocab_size and int(block.min()) >= 0:
+        return None
     ids = block.astype(np.int64)
-    return np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    return int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
 
 
 def _first_bad(indexed: IndexedDataset, vocab_size: int) -> int:
     blocks = _blocks(indexed)
     for start in blocks:
-        places = _bad_places(indexed.tokens[start : start + blocks.step], vocab_size)
-        if len(places):
-            return start + int(places[0])
+        if (bad := find_bad(indexed.tokens[start : start + blocks.step], vocab_size)) is not None:
+            return start + bad
     raise UserError(f"{indexed.prefix}.manifest.json: max_id is not in the data: delete the manifest")
 
 
-def _complain(indexed: IndexedDataset, place: int, vocab_size: int) -> None:
+def complain(indexed: IndexedDataset, place: int, vocab_size: int) -> None:
+    """Raises UserError for the token at `place`."""
     byte = place * indexed.dtype.itemsize
     sequence = int(np.searchsorted(indexed.sequence_pointers, byte, side="right")) - 1
     raise UserError(
