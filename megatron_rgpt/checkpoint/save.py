@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -21,7 +20,7 @@ from megatron_rgpt.parallel.registry import Registry
 
 
 def save_checkpoint(
-    path: str, engine: DeepSpeedEngine, registry: Registry, index: CheckpointIndex, config_yaml: str
+    path: str, tensors: EngineTensors, registry: Registry, index: CheckpointIndex, config_yaml: str
 ) -> Path:
     """Save everything a run needs to go on. Collective; on failure every rank raises the same `UserError`.
 
@@ -30,7 +29,7 @@ def save_checkpoint(
     run, what = Path(path), f"--save {path}: checkpoint of iteration {index.iteration} could not be written"
     temporary = layout.temporary_folder(run, index.iteration)
     on_first_rank(lambda: layout.begin(run, index.iteration), what)
-    weights, moments = _read_share(EngineTensors(engine), registry)
+    weights, moments = _read_share(tensors, registry)
     try:
         written = together(lambda: _write_share(temporary, weights=weights, optimizer=moments), what)
 
@@ -66,12 +65,16 @@ def _read_share(tensors: EngineTensors, registry: Registry) -> tuple[dict[str, t
             tensor = tensors.read(entry, kind)
             if owner[entry.name] != rank:
                 continue
-            # copied: safetensors refuses views of shared memory, and training goes on while files are written
             if kind == "weight":
-                weights[entry.name] = tensor.clone(memory_format=torch.contiguous_format)
+                weights[entry.name] = _copy(tensor)
             else:
-                moments[f"{kind}.{entry.name}"] = tensor.clone(memory_format=torch.contiguous_format)
+                moments[f"{kind}.{entry.name}"] = _copy(tensor)
     return weights, moments
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous fp32 copy on the CPU: safetensors refuses views of one memory."""
+    return torch.empty(tensor.shape, dtype=torch.float32).copy_(tensor)
 
 
 def _write_share(folder: Path, **contents: dict[str, torch.Tensor]) -> dict[str, FileFacts]:

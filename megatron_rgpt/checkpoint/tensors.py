@@ -1,7 +1,7 @@
-"""The logical tensors behind a DeepSpeed engine: fp32 weights and Adam's moments, read and written by parameter.
+"""The logical tensors behind a DeepSpeed engine: master weights and Adam's moments, read and written by parameter.
 
-DeepSpeed keeps them flattened and partitioned, differently at each ZeRO stage; its accessors hide most of that.
-Reads are collective: every rank of the data-parallel group gets the whole tensor.
+DeepSpeed keeps them flattened and partitioned, differently at each ZeRO stage. Here every stage is the same: a rank
+holds a contiguous fragment (perhaps none) of each flattened parameter. Reads are collective.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_get_local_optimizer_state,
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
@@ -27,60 +25,76 @@ MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
 
 
 class EngineTensors:
-    """Access to one engine's fp32 weights and moments, in logical shapes."""
+    """Access to one engine's master weights and moments, in logical shapes. Make it before the first step."""
 
-    def __init__(self, engine: DeepSpeedEngine) -> None:
+    def __init__(self, engine: DeepSpeedEngine, *, steps: int = 0) -> None:
+        """Create Adam's moments, as zeros of `steps` steps taken.
+
+        AdamW would make them in its first step, but DeepSpeed links parameters to them after the step of the first
+        parameter group, when those of the second do not exist yet.
+        """
         self._engine = engine
         self._stage = engine.zero_optimization_stage()
-
-    def read(self, entry: Entry, kind: Kind) -> torch.Tensor:
-        """The whole logical fp32 tensor, on the CPU."""
-        parameter = entry.parameter
-        if self._stage == 0:
-            held = parameter.detach() if kind == "weight" else self._engine.basic_optimizer.state[parameter][kind]
-        elif kind == "weight":
-            held = safe_get_full_fp32_param(parameter)
-        else:
-            held = safe_get_full_optimizer_state(parameter, kind)
-        return entry.logical(held.view(entry.held)).float().cpu()
-
-    def write(self, entry: Entry, kind: Kind, logical: torch.Tensor) -> None:
-        """Set this rank's part of the fp32 weight or of a moment."""
-        parameter = entry.parameter
-        held = entry.padded(logical).to(self._engine.device)
-        if self._stage == 0:
-            target = parameter.data if kind == "weight" else self._engine.basic_optimizer.state[parameter][kind]
-            target.copy_(held)
-        elif self._stage == 3:
-            part = _partition(held, parameter)
-            if kind == "weight":
-                safe_set_local_fp32_param(parameter, part)
-            else:
-                safe_set_local_optimizer_state(parameter, part, kind)
-        elif kind == "weight":
-            safe_set_full_fp32_param(parameter, held)
-        else:
-            safe_set_full_optimizer_state(parameter, held, kind)
-
-    def steps_taken(self) -> int:
-        """AdamW's step count, which its bias correction reads."""
-        return max((int(state["step"]) for state in self._engine.basic_optimizer.state.values()), default=0)
-
-    def create_moments(self, steps: int) -> None:
-        """Make the zero moments that AdamW would make at its first step, as of `steps` steps taken.
-
-        Call once, before the first step: DeepSpeed would link parameters to their moments after the step of its
-        first parameter group, when those of the second do not exist yet.
-        """
-        optimizer = self._engine.basic_optimizer
         for parameter in self._optimized():
-            optimizer.state[parameter] = {
+            engine.basic_optimizer.state[parameter] = {
                 "step": torch.tensor(float(steps), device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             }
         if self._stage in (1, 2):
-            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+            engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def read(self, entry: Entry, kind: Kind) -> torch.Tensor:
+        """The whole logical tensor on every rank, on the engine's device; fp32, or fp64 in an fp64 run."""
+        start, fragment = self._fragment(entry, kind)
+        if self._stage == 0:
+            return entry.logical(fragment.view(entry.held))
+        whole = torch.zeros(torch.Size(entry.held).numel(), dtype=self._dtype(), device=self._engine.device)
+        whole[start : start + fragment.numel()] = fragment
+        dist.all_reduce(whole, group=self._engine.data_parallel_group)
+        return entry.logical(whole.view(entry.held))
+
+    def write(self, entry: Entry, kind: Kind, logical: torch.Tensor) -> None:
+        """Set this rank's fragment from the whole logical tensor."""
+        start, fragment = self._fragment(entry, kind)
+        part = entry.padded(logical).flatten()[start : start + fragment.numel()].to(fragment)
+        if self._stage < 3:
+            fragment.copy_(part)
+            return
+        # the last partition of a parameter may be longer than what is left of it
+        padding = entry.parameter.ds_tensor.numel() - part.numel()
+        part = torch.cat([part, part.new_zeros(padding)])
+        if kind == "weight":
+            safe_set_local_fp32_param(entry.parameter, part)
+        else:
+            safe_set_local_optimizer_state(entry.parameter, part, kind)
+
+    def steps_taken(self) -> int:
+        """AdamW's step count, which its bias correction reads."""
+        return max(int(state["step"]) for state in self._engine.basic_optimizer.state.values())
+
+    def _fragment(self, entry: Entry, kind: Kind) -> tuple[int, torch.Tensor]:
+        """Where this rank's part of the flattened parameter starts, and the part itself, flat."""
+        parameter = entry.parameter
+        if self._stage == 0:
+            state = self._engine.basic_optimizer.state[parameter]
+            return 0, (parameter.detach() if kind == "weight" else state[kind]).view(-1)
+        if self._stage == 3:
+            if kind == "weight":
+                fragment = safe_get_local_fp32_param(parameter)
+            else:
+                fragment = safe_get_local_optimizer_state(parameter, kind)
+            start = parameter.ds_tensor.numel() * dist.get_rank(parameter.ds_process_group)
+            left = max(0, torch.Size(entry.held).numel() - start)
+            return start, fragment.flatten()[:left]
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            return 0, torch.empty(0, dtype=self._dtype(), device=self._engine.device)
+        fragment = mapping.get_hp_fragment(None if kind == "weight" else kind)
+        return mapping.lp_fragment_address.start, fragment.detach()
+
+    def _dtype(self) -> torch.dtype:
+        return torch.promote_types(torch.float32, next(self._engine.module.parameters()).dtype)
 
     def _optimized(self) -> list[torch.Tensor]:
         """The tensors that torch's optimizer updates: parameters, or DeepSpeed's flat fp32 partitions."""
@@ -88,11 +102,3 @@ class EngineTensors:
             # stage 3 lends them to the optimizer only during a step
             return list(self._engine.optimizer.fp32_partitioned_groups_flat)
         return [p for group in self._engine.basic_optimizer.param_groups for p in group["params"]]
-
-
-def _partition(held: torch.Tensor, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """This rank's ZeRO-3 part of a whole tensor; the last part is padded with zeros."""
-    size = parameter.ds_tensor.numel()
-    start = size * dist.get_rank(parameter.ds_process_group)
-    part = held.flatten()[start : start + size]
-    return torch.cat([part, part.new_zeros(size - part.numel())])

@@ -279,8 +279,8 @@ class Config:
             f"--min-recurrences {self.depth.min_recurrences} is above R = {layout.recurrences} of --layout {layout}",
         )
         require(
-            self.training.precision != "bf16" or self.parallel.zero_stage >= 1,
-            "--precision bf16 needs --zero-stage 1 or more: DeepSpeed accumulates in fp32 only there",
+            self.training.precision not in ("bf16", "fp64") or self.parallel.zero_stage >= 1,
+            f"--precision {self.training.precision} needs --zero-stage 1 or more: DeepSpeed's stage 0 is for fp32",
         )
         require(
             self.training.precision != "fp64" or self.checkpoint.save is None,

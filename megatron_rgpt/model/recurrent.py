@@ -78,6 +78,8 @@ class RecurrentTransformer(nn.Module):
             while step < depth:
                 step += 1
                 h_SBD = self._run(self._recur, h_SBD, anchor, StepContext(step, noise, gate_override))
+            if step == 0 and torch.is_grad_enabled() and self.rule is not None:
+                h_SBD = self._untouched(h_SBD, noise, gate_override)
             yield h_SBD
 
     def _recur(self, state_SBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
@@ -87,6 +89,15 @@ class RecurrentTransformer(nn.Module):
         for block in self.core:
             o_SBD = block(o_SBD, **arguments)
         return self.rule.update(state_SBD, o_SBD, anchor, context)
+
+    def _untouched(self, h_SBD: torch.Tensor, noise: Noise | None, gate_override: float | None) -> torch.Tensor:
+        """h itself, with zero gradients for the loop's parameters, by a step whose result is thrown away.
+
+        Training at depth 0 alone would leave them without gradients, and ZeRO-3 would then use the last step's.
+        """
+        state_SBD, anchor = self.rule.start(h_SBD)
+        unused_SBD = self._run(self._recur, state_SBD, anchor, StepContext(1, noise, gate_override))
+        return torch.where(torch.zeros_like(h_SBD, dtype=torch.bool), unused_SBD, h_SBD)
 
     def _leave(self, state_SBD: torch.Tensor) -> torch.Tensor:
         for block in self.coda:

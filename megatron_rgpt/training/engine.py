@@ -27,7 +27,8 @@ def build_engine(model: RecurrentTransformer, registry: Registry, config: Config
         lr=config.optimizer.lr,
         betas=(config.optimizer.adam_beta1, config.optimizer.adam_beta2),
         eps=config.optimizer.adam_eps,
-        fused=True,
+        # the fused kernel computes with fp32 constants
+        fused=config.training.precision != "fp64",
     )
     with _quiet_deepspeed():
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=deepspeed_config(config, batch))

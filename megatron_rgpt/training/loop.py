@@ -38,7 +38,7 @@ from megatron_rgpt.training.run_log import IterationReport, RunLog
 def train(run: PreparedRun, headline: str) -> None:
     """Train from where `run` starts to its end. Process groups must exist; every rank calls this."""
     config, batch = run.config, run.batch
-    engine, registry = build(run)
+    engine, registry, tensors = build(run)
     log = RunLog(
         config, first_rank=dist.get_rank() == 0, start_iteration=run.start_iteration, train_iters=batch.train_iters
     )
@@ -48,7 +48,7 @@ def train(run: PreparedRun, headline: str) -> None:
         on_first_rank(lambda: write_durably(save / CONFIG, to_yaml(config)), f"--save {save}: cannot be written")
     iteration = run.start_iteration
     if run.train is not None and iteration < batch.train_iters:
-        iteration = _iterate(run, engine, registry, log)
+        iteration = _iterate(run, engine, registry, tensors, log)
     if iteration == batch.train_iters:
         interval = config.evaluation.eval_interval
         evaluated = iteration > run.start_iteration and interval and iteration % interval == 0
@@ -59,7 +59,7 @@ def train(run: PreparedRun, headline: str) -> None:
     log.close()
 
 
-def _iterate(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, log: RunLog) -> int:
+def _iterate(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, tensors: EngineTensors, log: RunLog) -> int:
     """The iterations of the run; returns the last one done."""
     config, batch = run.config, run.batch
     eval_interval, save_interval = config.evaluation.eval_interval, config.checkpoint.save_interval
@@ -116,7 +116,7 @@ def _iterate(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, log:
             if config.checkpoint.save is not None and (
                 last or leave or (save_interval and iteration % save_interval == 0)
             ):
-                log.say(f"saved {_save(run, engine, registry, iteration, consumed)}")
+                log.say(f"saved {_save(run, registry, tensors, iteration, consumed)}")
         if leave:
             log.say(f"leaving after iteration {iteration}, as asked")
             return iteration
@@ -131,7 +131,7 @@ def train_iteration(
     seed: int,
 ) -> tuple[torch.Tensor, float]:
     """One iteration of len(depths) micro-steps; returns this rank's mean loss, a tensor, and the gradient norm."""
-    total = torch.zeros((), device=engine.device)
+    total = torch.zeros((), dtype=torch.float64, device=engine.device)
     norm = None
     for step, depth in enumerate(depths):
         ordinals, tokens = next(feed)
@@ -144,7 +144,7 @@ def train_iteration(
     return total, norm
 
 
-def build(run: PreparedRun) -> tuple[DeepSpeedEngine, Registry]:
+def build(run: PreparedRun) -> tuple[DeepSpeedEngine, Registry, EngineTensors]:
     """The engine at the run's first iteration: with fresh weights, or the checkpoint's."""
     config = run.config
     model, registry = build_model(
@@ -152,18 +152,16 @@ def build(run: PreparedRun) -> tuple[DeepSpeedEngine, Registry]:
     )
     if run.checkpoint is None:
         engine = build_engine(model, registry, config, run.batch)
-        EngineTensors(engine).create_moments(steps=0)
-        return engine, registry
+        return engine, registry, EngineTensors(engine)
     folder, index = run.checkpoint.folder, run.checkpoint.index
     verify_checkpoint(folder, index)
     moments = config.checkpoint.load_optim and not config.checkpoint.finetune
     with open_checkpoint(folder, index) as tensors:
         load_weights(tensors, registry)
         engine = build_engine(model, registry, config, run.batch)
-        engine_tensors = EngineTensors(engine)
-        engine_tensors.create_moments(steps=index.optimizer_steps if moments else 0)
+        engine_tensors = EngineTensors(engine, steps=index.optimizer_steps if moments else 0)
         load_optimizer(tensors, engine_tensors, registry, moments=moments)
-    return engine, registry
+    return engine, registry, engine_tensors
 
 
 def _evaluate(run: PreparedRun, engine: DeepSpeedEngine, log: RunLog, iteration: int, split: str) -> None:
@@ -171,19 +169,19 @@ def _evaluate(run: PreparedRun, engine: DeepSpeedEngine, log: RunLog, iteration:
     log.evaluation(iteration, exits_to_evaluate(run.config), losses, split=split)
 
 
-def _save(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, iteration: int, consumed: int) -> Path:
+def _save(run: PreparedRun, registry: Registry, tensors: EngineTensors, iteration: int, consumed: int) -> Path:
     index = CheckpointIndex(
         iteration=iteration,
         consumed_samples=consumed,
         train_samples=run.batch.train_samples,
-        optimizer_steps=EngineTensors(engine).steps_taken(),
+        optimizer_steps=tensors.steps_taken(),
         seed=run.config.training.seed,
         depths_per_step=run.batch.depths_per_step,
         vocab_size=run.vocab_size,
         model=model_facts(run.config.model),
         shapes={entry.name: list(entry.shape) for entry in registry},
     )
-    return save_checkpoint(run.config.checkpoint.save, engine, registry, index, to_yaml(run.config))
+    return save_checkpoint(run.config.checkpoint.save, tensors, registry, index, to_yaml(run.config))
 
 
 def _leave_now(run: PreparedRun, iteration: int, started: float, device: torch.device) -> bool:

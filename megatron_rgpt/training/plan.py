@@ -85,7 +85,7 @@ def describe_as_text(facts: dict[str, Any]) -> str:
     """The same for people, a line per concern."""
     counts, flops, layout, batch = facts["counts"], facts["flops"], facts["layout"], facts["batch"]
     millions = {name: count / 1e6 for name, count in counts.items()}
-    gib = {name: size / 2**30 for name, size in facts["memory_bytes_per_rank"].items()}
+    memory = {name: _bytes(size) for name, size in facts["memory_bytes_per_rank"].items()}
     lines = {
         "model": f"{layout['model']}, {layout['unique_blocks']} unique blocks, {layout['block_executions']} executed",
         "parameters": f"{millions['total']:.2f} M: {millions['non_embedding']:.2f} M without embeddings, "
@@ -100,8 +100,11 @@ def describe_as_text(facts: dict[str, Any]) -> str:
         f"{batch['tokens'] / 1e9:.3f} B tokens",
         "ranks": f"{layout['ranks']}, data parallel, ZeRO-{layout['zero_stage']}, {layout['precision']}, "
         f"LayerNorm by {layout['layer_norm']}",
-        "memory": f"{gib['total_estimate']:.2f} GiB a rank: weights {gib['weights']:.2f}, gradients "
-        f"{gib['gradients']:.2f}, optimizer {gib['optimizer']:.2f}, "
-        f"activations about {gib['activations_estimate']:.2f}",
+        "memory": f"{memory['total_estimate']} a rank: weights {memory['weights']}, gradients {memory['gradients']}, "
+        f"optimizer {memory['optimizer']}, activations about {memory['activations_estimate']}",
     }
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,85 @@
+"""A layout never changes the result: every cell of the matrix equals one plain process.
+
+Features are data: a new one adds a row to `FEATURES` (and to `_allowed` what it excludes).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron_rgpt.config import Config, Layout
+from tests.parity.covering import Cell, all_cells, pairwise_cells
+from tests.parity.trace import differences, engine_trace, reference_trace
+from tests.ranks import RankPool
+
+BASE = Config().changed(
+    hidden_size=32,
+    num_attention_heads=4,
+    seq_length=13,
+    vocab_size=77,
+    global_batch_size=16,
+    lr=1e-3,
+    min_lr=1e-4,
+    lr_warmup_iters=2,
+    clip_grad=0.8,
+)
+
+# each value: what it changes in the configuration
+MODELS = {
+    "dense": {"layout": Layout(4)},
+    "fixed r": {"layout": Layout(1, 2, 3, 1), "depth_sampling": "fixed", "depths_per_step": 1},
+    "uniform, D 1": {"layout": Layout(1, 2, 3, 1), "depth_sampling": "uniform", "depths_per_step": 1},
+    "uniform, D 2, r from 0": {
+        "layout": Layout(1, 2, 3, 1),
+        "depth_sampling": "uniform",
+        "depths_per_step": 2,
+        "min_recurrences": 0,
+    },
+    "stratified": {"layout": Layout(1, 2, 3, 1), "depth_sampling": "stratified", "depths_per_step": 2},
+    "no prelude, no gate": {"layout": Layout(0, 2, 3, 0), "gate": False, "depths_per_step": 1},
+}
+FEATURES = {
+    "model": list(MODELS),
+    "zero_stage": [0, 1, 2, 3],
+    "ranks": [1, 2, 4],
+    "micro_batch_size": [1, 2],
+    "recompute": ["none", "step"],
+    "gate_bias": [0.0, 4.0],
+    "precision": ["fp32", "fp64"],
+}
+
+
+def _allowed(cell: Cell) -> bool:
+    return cell["zero_stage"] > 0 or cell["precision"] != "fp64"
+
+
+def _config(cell: Cell) -> Config:
+    values = {name: value for name, value in cell.items() if name not in ("model", "ranks")}
+    return BASE.changed(**MODELS[cell["model"]], **values)
+
+
+def _name(cell: Cell) -> str:
+    return ", ".join(f"{name} {value}" for name, value in cell.items())
+
+
+def _check(cell: Cell, ranks: RankPool) -> None:
+    config = _config(cell)
+    # what a layout may not change is left out of the key under which references are kept
+    reference = reference_trace(config.changed(zero_stage=1, micro_batch_size=1, recompute="none"))
+    for rank, trace in enumerate(ranks.run(engine_trace, config, world=cell["ranks"])):
+        too_far = {name: ratio for name, ratio in differences(trace, reference, config).items() if ratio > 1}
+        assert not too_far, f"rank {rank} of ({_name(cell)}): times the allowed difference: {too_far}"
+
+
+PAIRWISE = pairwise_cells(FEATURES, _allowed)
+
+
+@pytest.mark.parametrize("cell", PAIRWISE, ids=_name)
+def test_every_layout_computes_what_one_process_does(cell: Cell, ranks: RankPool) -> None:
+    _check(cell, ranks)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cell", [cell for cell in all_cells(FEATURES, _allowed) if cell not in PAIRWISE], ids=_name)
+def test_every_layout_of_the_whole_matrix_computes_what_one_process_does(cell: Cell, ranks: RankPool) -> None:
+    _check(cell, ranks)
