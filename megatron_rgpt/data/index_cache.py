@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -60,9 +61,18 @@ def load_or_build(folder: Path, key: Key, build: Callable[[], Arrays], *, timeou
 
 
 def _map(path: Path) -> np.ndarray:
+    """A read-only view of an `.npy` file. Only its header is read, to the byte; the rest when it is used."""
     try:
+        with open(path, "rb", buffering=0) as file:
+            version = np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            offset = file.tell()
+            if version != (1, 0) or os.fstat(file.fileno()).st_size != offset + dtype.itemsize * math.prod(shape):
+                raise ValueError("its size is not what its header says")
+        if math.prod(shape) == 0:  # an empty file cannot be mapped
+            return np.empty(shape, dtype=dtype)
         # A plain view: slices of the memmap class cost several times as much.
-        return np.load(path, mmap_mode="r").view(np.ndarray)
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape).view(np.ndarray)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: damaged index cache ({error}): delete its folder") from None
 
