@@ -219,33 +219,37 @@ def summary_lines(flags: DataFlags, datasets: Sequence[Dataset | None]) -> list[
 
 
 def check_extension(flags: DataFlags, *, seq_length: int, seed: int, before: int, after: int) -> None:
-    """May a run planned for `before` train samples be extended to `after`? The order of its past must stay.
+    """May a run planned for `before` train samples have `after` instead? The order of its past must stay.
 
     Raises:
-        UserError: it would be reshuffled; names the largest --train-samples that leaves it alone.
+        UserError: it would be reshuffled; names the last safe --train-samples in that direction.
     """
     source = split_sources(flags)[0]
     if source is None or after == before:
         return
-    safe = last_safe_samples(flags, source, seq_length=seq_length, seed=seed, before=before, after=max(before, after))
-    if after > safe:
+    planned = build_split(source, flags, {}, seq_length=seq_length, seed=seed, samples=before)
+    safe = safe_samples(source, planned, before, after)
+    if after != safe:
+        way = "more" if after > before else "fewer"
         raise UserError(
-            f"--train-samples {after}: the run was planned for {before}, and more than {safe} would reshuffle the "
+            f"--train-samples {after}: the run was planned for {before}, and {way} than {safe} would reshuffle the "
             f"samples it has already seen: {safe} is the last safe value"
         )
 
 
-def last_safe_samples(flags: DataFlags, source: Source, *, seq_length: int, seed: int, before: int, after: int) -> int:
-    """The largest number of samples, at most `after`, that keeps the order of a run of `before`."""
-    planned = build_split(source, flags, {}, seq_length=seq_length, seed=seed, samples=before)
+def safe_samples(source: Source, planned: Dataset, before: int, after: int) -> int:
+    """The number of samples nearest to `after` that keeps the order of `planned`, a run of `before` samples."""
     if isinstance(planned, GPTDataset):
-        return min(after, planned.epochs.last_safe_samples)
-    choices = blend_choices(source.shares, after)
+        return min(max(after, planned.epochs.first_safe_samples), planned.epochs.last_safe_samples)
+    choices = blend_choices(source.shares, max(before, after))
     safe = after
-    for dataset, part in enumerate(planned.datasets):
+    for number, part in enumerate(planned.datasets):
         if part is None:  # it has no past
             continue
-        steps = np.flatnonzero(choices == dataset)
-        if len(steps) > part.epochs.last_safe_samples:
-            safe = min(safe, int(steps[part.epochs.last_safe_samples]))
+        steps = np.flatnonzero(choices == number)
+        last, first = part.epochs.last_safe_samples, part.epochs.first_safe_samples
+        if after > before and len(steps) > last:
+            safe = min(safe, int(steps[last]))
+        if after < before and first > 1:
+            safe = max(safe, int(steps[first - 1]) + 1)
     return safe

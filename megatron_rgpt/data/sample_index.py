@@ -71,6 +71,14 @@ class Epochs:
         return (self.count * self.tokens - 1) // self.seq_length
 
     @property
+    def first_safe_samples(self) -> int:
+        """The smallest number of samples that leaves the order of all of them as it is."""
+        if self.separate_last or self.count == 1:
+            # What reaches into the last epoch at all: one token more than the epochs before it hold.
+            return max(1, ((self.count - 1) * self.tokens - 1) // self.seq_length + 1)
+        return max(self.before + 1, self.before + int(SEPARATE_BELOW * ((self.tokens - 1) // self.seq_length)))
+
+    @property
     def last_safe_samples(self) -> int:
         """The largest number of samples that leaves the order of all of them as it is."""
         if not self.separate_last:

@@ -139,3 +139,19 @@ def test_a_run_with_another_tokenizer_than_its_data_is_refused(tmp_path: Path) -
     build_datasets(flags, seq_length=8, seed=1, samples=(10, 0, 0))
     with pytest.raises(UserError, match=r"made with tokenizer 'byte'.*the run has 'gpt2'.*--tokenizer-type"):
         build_datasets(replace(flags, tokenizer_type="gpt2"), seq_length=8, seed=1, samples=(10, 0, 0))
+
+
+def test_cutting_a_run_short_keeps_its_past_down_to_the_value_that_the_error_names(tmp_path: Path, pair: str) -> None:
+    other = write_pair(tmp_path / "b", random_documents(1, 20, 30))
+    for words in ((pair,), ("0.6", pair, "0.4", other)):
+        flags = data_flags(*words, cache=tmp_path / "cache", split="1,0,0")
+        with pytest.raises(UserError, match=r"fewer than .* last safe value") as error:
+            check_extension(flags, seq_length=8, seed=1, before=1000, after=20)
+        safe = int(str(error.value).split(": ")[-1].split()[0])
+        check_extension(flags, seq_length=8, seed=1, before=1000, after=safe)
+        orders = []
+        for samples in (1000, safe, safe - 1):
+            train, _, _ = build_datasets(flags, seq_length=8, seed=1, samples=(samples, 0, 0))
+            orders.append(np.stack([train[i] for i in range(safe - 1)]))
+        np.testing.assert_array_equal(orders[0], orders[1])
+        assert (orders[0] != orders[2]).any()

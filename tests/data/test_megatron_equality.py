@@ -13,17 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_rgpt.data.blend import blend_choices, normalised, occurrence
+from megatron_rgpt.data.datasets import build_datasets
 from megatron_rgpt.data.indexed import IndexedDataset
 from megatron_rgpt.data.indexed_writer import IndexedWriter
 from megatron_rgpt.data.masks import loss_mask, position_ids
 from megatron_rgpt.data.sample_index import build_indices, count_epochs, split_bookends, split_range
 from megatron_rgpt.data.samples import GPTDataset
-from tests.data.pairs import random_documents, write_pair
+from tests.data.pairs import data_flags, random_documents, write_pair
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns of optional accelerators that are not installed
     from megatron.core.datasets import gpt_dataset, helpers, indexed_dataset
     from megatron.core.datasets.blended_dataset import BlendedDataset
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.blended_megatron_dataset_config import (
         convert_split_vector_to_split_matrix,
         parse_and_normalize_split,
@@ -41,19 +43,28 @@ class InMemory:
         self.sequence_lengths = lengths
 
 
-def megatron_dataset(
-    low_level: object, first: int, end: int, samples: int | None, seq_length: int, seed: int, split: Split = Split.train
-) -> gpt_dataset.GPTDataset:
-    """Megatron's dataset of sequences [first, end). A config without paths keeps its index in memory."""
-    config = gpt_dataset.GPTDatasetConfig(
+def gpt_config(
+    *, seq_length: int, seed: int, blend: object = None, split: str | None = None, cache: str | None = None
+) -> gpt_dataset.GPTDatasetConfig:
+    return gpt_dataset.GPTDatasetConfig(
         random_seed=seed,
         sequence_length=seq_length,
+        blend=blend,
+        split=split,
+        path_to_cache=cache,
         tokenizer=SimpleNamespace(vocab_size=1000, eod=0, pad=-1, unique_identifiers="none"),
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
     )
+
+
+def megatron_dataset(
+    low_level: object, first: int, end: int, samples: int | None, seq_length: int, seed: int, split: Split = Split.train
+) -> gpt_dataset.GPTDataset:
+    """Megatron's dataset of sequences [first, end). A config without paths keeps its index in memory."""
+    config = gpt_config(seq_length=seq_length, seed=seed)
     indices = np.arange(first, end, dtype=np.int32)
     return gpt_dataset.GPTDataset(low_level, "none", indices, samples, split, config)
 
@@ -208,3 +219,18 @@ def test_masks_and_positions_equal_megatrons(rows: list[list[int]]) -> None:
         )
         np.testing.assert_array_equal(mask, theirs.numpy())
         np.testing.assert_array_equal(positions, their_positions.numpy())
+
+
+def test_the_datasets_of_a_run_are_those_of_megatrons_builder(tmp_path: Path) -> None:
+    prefix = write_pair(tmp_path / "a", random_documents(3, 300, 60))
+    sizes = (900, 40, 10)
+    config = gpt_config(
+        seq_length=16, seed=1234, blend=([prefix], None), split="90,8,2", cache=str(tmp_path / "theirs")
+    )
+    theirs = BlendedMegatronDatasetBuilder(gpt_dataset.GPTDataset, sizes, lambda: True, config).build()
+    flags = data_flags(prefix, cache=tmp_path / "ours", split="90,8,2")
+    ours = build_datasets(flags, seq_length=16, seed=1234, samples=sizes)
+    for mine, megatrons in zip(ours, theirs, strict=True):
+        assert len(mine) == len(megatrons)
+        for i in range(len(mine)):
+            np.testing.assert_array_equal(mine[i][:-1], megatrons[i]["tokens"].numpy())

