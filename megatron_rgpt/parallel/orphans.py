@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 # Launchers whose processes stay as long as the ranks should. A rank started by hand ("environment", "python") may
@@ -53,7 +54,9 @@ def _watch(gone: Callable[[], bool]) -> None:
     while not gone():
         pause.wait(PERIOD_SECONDS)
     rank = os.environ.get("RANK", "?")
-    print(f"rank {rank}: the launcher is gone; leaving (SIGTERM to myself)", file=sys.stderr, flush=True)
+    # The launcher may have taken the other end of stderr with it.
+    with suppress(OSError):
+        print(f"rank {rank}: the launcher is gone; leaving (SIGTERM to myself)", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     pause.wait(GRACE_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -17,8 +17,9 @@ RANK = """
 import os, signal, sys
 from megatron_rgpt.parallel.orphans import leave_when_orphaned
 signal.alarm(60)  # should the watch fail, the test still ends
-if sys.argv[1] == "saves first":
-    signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), os._exit(0)))
+behaviour, _, path = sys.argv[1].partition(" to ")
+if behaviour == "saves":
+    signal.signal(signal.SIGTERM, lambda *_: (open(path, "w").close(), os._exit(0)))
 leave_when_orphaned(sys.argv[2])
 print(os.getpid(), flush=True)
 while True:
@@ -62,9 +63,22 @@ def test_a_rank_leaves_when_the_deepspeed_runner_above_its_parent_dies() -> None
     assert "the launcher is gone" in kill_and_read(tree(launcher(), launcher(), rank()))
 
 
-def test_a_rank_may_save_before_it_leaves() -> None:
-    output = kill_and_read(tree(launcher(), rank("saves first")))
-    assert output.splitlines()[-1] == "saved"
+def test_a_rank_may_save_before_it_leaves(tmp_path: Path) -> None:
+    kill_and_read(tree(launcher(), rank(f"saves to {tmp_path / 'saved'}")))
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_rank_saves_even_if_its_standard_error_is_gone_too(tmp_path: Path) -> None:
+    command = [*launcher(), *rank(f"saves to {tmp_path / 'saved'}")]
+    outermost = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert outermost.stdout is not None and outermost.stderr is not None
+    assert int(outermost.stdout.readline()) > 0
+    outermost.stderr.close()
+    outermost.kill()
+    # Read to the end, which comes with the last process that holds the pipe.
+    outermost.stdout.read()
+    outermost.wait()
+    assert (tmp_path / "saved").exists()
 
 
 @pytest.mark.parametrize("name", ["python", "environment"])
