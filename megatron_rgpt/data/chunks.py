@@ -46,11 +46,15 @@ class Texts:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the text under key number `key` of a document in pieces. `PieceEnd` follows the last one."""
+    """A part of the text under key number `key` of a document in pieces. `PieceEnd` follows the last one.
+
+    Behind the `first` part of a text the others begin with the space before which it was cut.
+    """
 
     where: str
     key: int
     text: str
+    first: bool
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,8 @@ class Cutter:
         failure = None
         try:
             with InputStream(file.path) as stream:
-                for text in giant.text_pieces(stream):
-                    yield Chunk(Piece(file.path, 0, text), here, 0)
+                for count, text in enumerate(giant.text_pieces(stream)):
+                    yield Chunk(Piece(file.path, 0, text, count == 0), here, 0)
         except (BadDocument, DamagedInput) as error:
             failure = str(error)
         except OSError as error:
@@ -172,9 +176,11 @@ class Cutter:
                         where = f"{name}{line}"
                         document = GiantLine(feed, self._keys)
                         failure = None
+                        begun: set[int] = set()
                         try:
                             for key, text in document.pieces():
-                                yield Chunk(Piece(where, key, text), here, 0)
+                                yield Chunk(Piece(where, key, text, key not in begun), here, 0)
+                                begun.add(key)
                         except BadDocument as error:
                             failure = str(error)
                         if not document.leave() and failure is None:

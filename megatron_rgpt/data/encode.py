@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,7 +82,7 @@ class Encoder:
         for number, line in enumerate(work.data.split(b"\n"), start=work.first_line):
             if line and not line.isspace():
                 try:
-                    yield [self._ids(text) for text in self._texts_of_line(line, number)]
+                    yield [self._ids(text, self._tokenizer.encode_array) for text in self._texts_of_line(line, number)]
                 except BadDocument as reason:
                     yield Skip(f"{work.name}{number}", str(reason))
 
@@ -113,22 +113,25 @@ class Encoder:
     def _of_files(self, work: Texts) -> Iterator[list[np.ndarray] | Skip]:
         for file in work.files:
             try:
-                yield [self._ids(_text_of_file(file))]
+                yield [self._ids(_text_of_file(file), self._tokenizer.encode_array)]
             except BadDocument as reason:
                 yield Skip(file.path, str(reason))
 
     def _of_piece(self, work: Piece) -> Encoded:
         try:
             _refuse_lone_surrogates(work.text)
-            return Encoded((self._ids(work.text) if work.text else self.end[:0],), ())
+            if not work.text:
+                return Encoded((self.end[:0],), ())
+            encode = self._tokenizer.encode_array if work.first else self._tokenizer.encode_continuation
+            return Encoded((self._ids(work.text, encode),), ())
         except BadDocument as reason:
             return Encoded((), (), [Skip(work.where, str(reason))])
 
-    def _ids(self, text: str) -> np.ndarray:
+    def _ids(self, text: str, encode: Callable[[str], np.ndarray]) -> np.ndarray:
         if "\x00" in text:
             raise BadDocument("NUL characters in the text")
         try:
-            ids = self._tokenizer.encode_array(text)
+            ids = encode(text)
         except UserError as error:
             raise BadDocument(str(error)) from None
         if not len(ids):

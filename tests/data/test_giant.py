@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import sentencepiece
+import tokenizers
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from megatron_rgpt.data import chunks, giant
@@ -16,7 +19,8 @@ from megatron_rgpt.data.chunks import Lines
 from megatron_rgpt.data.inputs import list_inputs
 from megatron_rgpt.data.job import Job
 from megatron_rgpt.data.preprocess import preprocess
-from megatron_rgpt.data.tokenizers import build_tokenizer
+from megatron_rgpt.data.tokenizers import Tokenizer, build_tokenizer
+from megatron_rgpt.data.tokenizers.tiktoken_bpe import gpt2_files as installed_files
 
 GPT2 = build_tokenizer("gpt2")
 BYTE = build_tokenizer("byte")
@@ -157,8 +161,69 @@ def test_ordinary_lines_do_not_come_in_pieces(tmp_path: Path) -> None:
     assert all(isinstance(chunk.work, Lines) for chunk in work.chunks(start, end, start))
 
 
+def sentencepiece_model(folder: Path, **options: object) -> str:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat", "a dog, 12 dogs", "x \\ y.", "é 漢 a"] * 9),
+        model_writer=model,
+        vocab_size=300,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        minloglevel=2,
+        **options,
+    )
+    path = folder / "a.model"
+    path.write_bytes(model.getvalue())
+    return str(path)
+
+
+CUTTABLE = {
+    "gpt2": {},
+    "byte": {},
+    "bpe": {"model_type": "bpe"},
+    "bpe as Llama": {
+        "model_type": "bpe",
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+    },
+    "bpe without prefix": {"model_type": "bpe", "remove_extra_whitespaces": False, "add_dummy_prefix": False},
+    "huggingface": {},
+}
+
+
+@pytest.fixture(scope="module", params=CUTTABLE)
+def cuttable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Every kind of tokenizer that promises not to notice a safe cut."""
+    folder = tmp_path_factory.mktemp("model")
+    if request.param.startswith("bpe"):
+        model = sentencepiece_model(folder, **CUTTABLE[request.param])
+        return build_tokenizer("sentencepiece", tokenizer_model=model)
+    if request.param == "huggingface":
+        tokenizers.ByteLevelBPETokenizer(*installed_files()).save(str(folder / "tokenizer.json"))
+        return build_tokenizer("huggingface", tokenizer_model=str(folder))
+    return build_tokenizer(request.param)
+
+
 @settings(max_examples=300, deadline=None)
 @given(text=TEXT)
-def test_gpt2_does_not_notice_a_safe_cut(text: str) -> None:
-    cut = giant.last_safe_cut(text)
-    assert GPT2.encode(text[:cut]) + GPT2.encode(text[cut:]) == GPT2.encode(text)
+@example(text="the cat  sat a dog")
+def test_no_cuttable_tokenizer_notices_a_safe_cut(cuttable: Tokenizer, text: str) -> None:
+    assert cuttable.cuts_before_spaces
+    if cut := giant.last_safe_cut(text):
+        parts = [*cuttable.encode_array(text[:cut]), *cuttable.encode_continuation(text[cut:])]
+        assert parts == cuttable.encode(text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_type": "unigram"},
+        {"model_type": "bpe", "add_dummy_prefix": False},
+        {"model_type": "bpe", "treat_whitespace_as_suffix": True},
+        {"model_type": "bpe", "split_by_whitespace": False},
+    ],
+)
+def test_models_that_look_across_spaces_promise_nothing(tmp_path: Path, options: dict[str, object]) -> None:
+    model = sentencepiece_model(tmp_path, **options)
+    assert not build_tokenizer("sentencepiece", tokenizer_model=model).cuts_before_spaces

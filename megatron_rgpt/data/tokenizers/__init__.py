@@ -35,7 +35,7 @@ def build_tokenizer(
     Args:
         vocab_file, merge_file: GPT-2's `encoder.json` and `vocab.bpe`.
         tokenizer_model: the file (or, for tiktoken, the encoding's name) of the other kinds.
-        vocab_size: needed by `null`; cuts a tiktoken rank file.
+        vocab_size: needed by `null`; the size of a tiktoken vocabulary of Megatron's (.json).
 
     Raises:
         UserError: an unknown type, a file that is missing or broken, a library that is not installed.
@@ -51,8 +51,12 @@ def build_tokenizer(
         from megatron_rgpt.data.tokenizers import tiktoken_bpe
 
         model = _needed(tokenizer_model, tokenizer_type, "an encoding's name or a rank file")
+        if model.endswith(".json"):
+            from megatron_rgpt.data.tokenizers.megatron_tiktoken import megatron_tiktoken_tokenizer
+
+            return megatron_tiktoken_tokenizer(Path(model), vocab_size)
         if Path(model).is_file():
-            return tiktoken_bpe.rank_file_tokenizer(Path(model), vocab_size)
+            return tiktoken_bpe.rank_file_tokenizer(Path(model))
         return tiktoken_bpe.TiktokenTokenizer(f"tiktoken:{model}", tiktoken_bpe.fetch_encoding(model))
     if kind == "sentencepiece":
         from megatron_rgpt.data.tokenizers.sentencepiece_model import SentencePieceTokenizer
@@ -61,7 +65,9 @@ def build_tokenizer(
     if kind == "huggingface":
         from megatron_rgpt.data.tokenizers.huggingface import HuggingFaceTokenizer
 
-        return HuggingFaceTokenizer(_needed(tokenizer_model, tokenizer_type, "a tokenizer.json or its folder"))
+        return HuggingFaceTokenizer(
+            _needed(tokenizer_model, tokenizer_type, "a tokenizer.json, its folder, or owner/name")
+        )
     if kind == "null":
         from megatron_rgpt.data.tokenizers.null import NullTokenizer
 

@@ -18,6 +18,9 @@ class ByteTokenizer:
     def encode_array(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
 
+    def encode_continuation(self, text: str) -> np.ndarray:
+        return self.encode_array(text)
+
     def decode(self, ids: list[int]) -> str:
         """Ids above 255 print as the end-of-document mark; broken UTF-8 as replacement characters."""
         parts: list[str] = []

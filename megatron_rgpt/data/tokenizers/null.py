@@ -31,5 +31,8 @@ class NullTokenizer:
     def encode_array(self, text: str) -> np.ndarray:
         return np.array(self.encode(text), dtype=np.int64)
 
+    def encode_continuation(self, text: str) -> np.ndarray:
+        return self.encode_array(text)
+
     def decode(self, ids: list[int]) -> str:
         return " ".join(map(str, ids))

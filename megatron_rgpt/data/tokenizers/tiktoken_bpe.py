@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import importlib.util
 import itertools
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
-# The pattern of cl100k: what Megatron's TikTokenizer calls v1 of its rank files.
+# The pattern of cl100k, which most rank files were made for.
 CL100K_PATTERN = (
     r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|"""
     r"""\s*[\r\n]|\s+(?!\S)|\s"""
@@ -30,11 +31,11 @@ class TiktokenTokenizer:
     # In tiktoken's own patterns and the one above a space can only begin a piece or stand among spaces.
     cuts_before_spaces = True
 
-    def __init__(self, name: str, encoding: tiktoken.Encoding) -> None:
+    def __init__(self, name: str, encoding: tiktoken.Encoding, end: str = END_OF_TEXT) -> None:
         self.name = name
         self._encoding = encoding
         self.vocab_size = encoding.n_vocab
-        self.eod: int | None = encoding._special_tokens.get(END_OF_TEXT)
+        self.eod: int | None = encoding._special_tokens.get(end)
         self.fingerprint = _fingerprint(encoding)
 
     def encode(self, text: str) -> list[int]:
@@ -42,6 +43,9 @@ class TiktokenTokenizer:
 
     def encode_array(self, text: str) -> np.ndarray:
         return self._encoding.encode_to_numpy(text, disallowed_special=())
+
+    def encode_continuation(self, text: str) -> np.ndarray:
+        return self.encode_array(text)
 
     def decode(self, ids: list[int]) -> str:
         return self._encoding.decode(ids)
@@ -144,30 +148,18 @@ def _printable_bytes() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(shifted)}
 
 
-def rank_file_tokenizer(path: Path, vocab_size: int | None) -> TiktokenTokenizer:
-    """A tiktoken rank file (base64 token and rank a line), or Megatron's JSON list of the same.
+def rank_file_tokenizer(path: Path) -> TiktokenTokenizer:
+    """A tiktoken rank file, base64 token and rank a line. The pattern is cl100k's.
 
-    The pattern is cl100k's. `<|endoftext|>` takes the first id behind the ranks.
+    `<|endoftext|>` takes the first id behind the ranks.
     """
-    import base64
-
     import tiktoken
 
     try:
-        if path.suffix == ".json":
-            entries = [
-                (base64.b64decode(item["token_bytes"]), int(item["rank"])) for item in json.loads(path.read_text())
-            ]
-        else:
-            pairs = (line.split() for line in path.read_bytes().splitlines() if line)
-            entries = [(base64.b64decode(token), int(rank)) for token, rank in pairs]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        pairs = (line.split() for line in path.read_bytes().splitlines() if line)
+        ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
+        special = {END_OF_TEXT: max(ranks.values()) + 1}
+        encoding = tiktoken.Encoding(path.stem, pat_str=CL100K_PATTERN, mergeable_ranks=ranks, special_tokens=special)
+    except (OSError, ValueError) as error:
         raise UserError(f"--tokenizer-model {path}: not a tiktoken rank file: {error}") from None
-    if not entries:
-        raise UserError(f"--tokenizer-model {path}: holds no ranks")
-    ranks = dict(entries)
-    if vocab_size is not None and vocab_size <= max(ranks.values()) + 1:
-        ranks = {token: rank for token, rank in ranks.items() if rank < vocab_size - 1}
-    special = {END_OF_TEXT: max(ranks.values()) + 1}
-    encoding = tiktoken.Encoding(path.stem, pat_str=CL100K_PATTERN, mergeable_ranks=ranks, special_tokens=special)
     return TiktokenTokenizer(f"tiktoken:{path.name}", encoding)
