@@ -55,6 +55,7 @@ def complaint(argv: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         ("--load RUN --layout 2+1x3+1", ["--load", "--layout 1+1x3+1", "--layout 2+1x3+1"]),
         ("--load RUN --seq-length 12", ["--load", "--seq-length 24", "--seq-length 12"]),
         ("--load RUN --seed 5", ["--seed 5", "1337"]),
+        ("--save-interval 5", ["--save-interval 5", "--save FOLDER"]),
         ("--save RUN", ["--save", "holds checkpoints", "--load"]),
     ],
 )

@@ -241,7 +241,6 @@ class CheckpointConfig:
             self.save_interval is None or self.save_interval > 0,
             f"--save-interval {self.save_interval}: must be positive",
         )
-        require(self.save_interval is None or self.save is not None, "--save-interval needs --save FOLDER")
         require(not self.finetune or self.load is not None, "--finetune needs --load FOLDER")
 
 

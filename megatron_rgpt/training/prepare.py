@@ -79,6 +79,10 @@ def prepare(config: Config, batch: BatchPlan, *, first_rank: bool) -> PreparedRu
     training, evaluation = config.training, config.evaluation
     if batch.train_iters == 0 and not training.skip_train:
         raise UserError("how long to train? give --train-iters N or --train-samples N")
+    if config.checkpoint.save_interval is not None and config.checkpoint.save is None:
+        raise UserError(
+            f"--save-interval {config.checkpoint.save_interval} needs --save FOLDER: nothing would be saved"
+        )
     checkpoint = _find(config)
     if checkpoint is not None:
         check_fits(checkpoint.folder, checkpoint.index, config.model, config.data.vocab_size)

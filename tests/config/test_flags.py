@@ -88,7 +88,6 @@ def test_underscores_and_dashes_are_the_same() -> None:
         ("--micro-batch-size 0", r"--micro-batch-size 0: must be positive"),
         ("--min-lr 1", r"--min-lr 1.0: must lie between 0 and --lr"),
         ("--lr-warmup-iters 5 --lr-decay-iters 5", r"--lr-decay-iters 5 ends before --lr-warmup-iters 5"),
-        ("--save-interval 5", r"--save-interval needs --save"),
         ("--finetune", r"--finetune needs --load"),
         ("--data-path a --train-data-path b", r"exclude each other"),
         ("--config nowhere.yaml", r"--config nowhere.yaml: cannot be read"),

@@ -1,0 +1,61 @@
+"""Every example configuration resolves, and is the run it says it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from megatron_rgpt.config import Config
+from megatron_rgpt.config.flags import read_yaml
+from megatron_rgpt.training.plan import describe
+from megatron_rgpt.training.prepare import resolve_config
+
+CONFIGS = sorted((Path(__file__).parent.parent / "examples" / "configs").glob("*.yaml"))
+
+TOTALS = {
+    "table1_small_dense": "124.44",
+    "table1_medium_dense": "354.82",
+    "table1_large_dense": "774.03",
+    "table1_small_1+1x10+1": "63.60",
+    "table1_medium_2+5x4+2": "171.13",
+    "table1_large_1+5x6+5": "290.29",
+    "table1_medium_2+20x4+2": "360.07",
+    "table1_large_3+30x6+3": "782.23",
+}
+
+
+def load(path: Path) -> Config:
+    return Config().changed(**read_yaml(str(path)))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_example_configuration_resolves_on_one_rank_and_on_two(path: Path) -> None:
+    for ranks in (1, 2):
+        config, batch = resolve_config(load(path), ranks)
+        assert describe(config, batch)["batch"]["train_iters"] > 0
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_every_dense_and_recurrent_row_of_table_1_has_its_model_and_the_full_recipe(name: str) -> None:
+    path = next(path for path in CONFIGS if path.stem == name)
+    config, batch = resolve_config(load(path), 4)
+    facts = describe(config, batch)
+    assert f"{facts['counts']['total'] / 1e6:.2f}" == TOTALS[name]
+    assert facts["batch"]["tokens_per_iteration"] == 491_520
+    assert round(facts["batch"]["tokens"] / 1e9, 1) == 9.8
+    optimizer = config.optimizer
+    assert (optimizer.lr, optimizer.min_lr, optimizer.lr_warmup_iters) == (6e-4, 6e-5, 2000)
+    assert (optimizer.adam_beta1, optimizer.adam_beta2, optimizer.weight_decay) == (0.9, 0.95, 0.1)
+
+
+def test_the_rungs_of_the_ladder_add_one_thing_each() -> None:
+    rungs = [load(path).model for path in CONFIGS if path.stem.startswith("ladder_")]
+    switches = [(str(m.layout), m.state_noise_std > 0, m.anchor, m.gate) for m in rungs]
+    assert switches == [
+        ("0+1x12+0", False, False, False),
+        ("1+1x10+1", False, False, False),
+        ("1+1x10+1", True, False, False),
+        ("1+1x10+1", True, True, False),
+        ("1+1x10+1", True, True, True),
+    ]
