@@ -14,14 +14,14 @@ from megatron_rgpt.training.prepare import resolve_config
 CONFIGS = sorted((Path(__file__).parent.parent / "examples" / "configs").glob("*.yaml"))
 
 TOTALS = {
-    "table1_small_dense": "124.44",
-    "table1_medium_dense": "354.82",
-    "table1_large_dense": "774.03",
-    "table1_small_1+1x10+1": "63.60",
-    "table1_medium_2+5x4+2": "171.13",
-    "table1_large_1+5x6+5": "290.29",
-    "table1_medium_2+20x4+2": "360.07",
-    "table1_large_3+30x6+3": "782.23",
+    "dense_small": "124.44",
+    "dense_medium": "354.82",
+    "dense_large": "774.03",
+    "recurrentgpt_small_isoflops": "63.60",
+    "recurrentgpt_medium_isoflops": "171.13",
+    "recurrentgpt_large_isoflops": "290.29",
+    "recurrentgpt_medium_isoparams": "360.07",
+    "recurrentgpt_large_isoparams": "782.23",
 }
 
 
