@@ -8,7 +8,8 @@ from pathlib import Path
 
 from megatron_rgpt.config.schema import DataConfig
 from megatron_rgpt.data.combine import merge, wrap
-from megatron_rgpt.data.datasets import build_datasets, summary_lines
+from megatron_rgpt.data.command_line import OneLineParser, add_tokenizer_flags
+from megatron_rgpt.data.datasets import build_datasets, parse_paths, summary_lines
 from megatron_rgpt.data.describe import document_ids, info_lines
 from megatron_rgpt.data.indexed import IndexedDataset
 from megatron_rgpt.data.manifest import check_tokenizer, read_manifest
@@ -18,9 +19,11 @@ from megatron_rgpt.data.tokenizers import Tokenizer, build_tokenizer
 from megatron_rgpt.data.verify import verify
 from megatron_rgpt.errors import UserError, exit_on_user_error
 
+BY_MANIFEST = "tokenizer (default: the manifest's, where its name says all)"
+
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Look at, check and combine .bin/.idx pairs.")
+    parser = OneLineParser(description="Look at, check and combine .bin/.idx pairs.")
     commands = parser.add_subparsers(dest="command", required=True)
 
     info = commands.add_parser("info", help="counts, lengths of documents, splits")
@@ -34,8 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     which.add_argument("--sample", type=int, metavar="N", help="number in the run that the flags below describe")
     show.add_argument("--split-name", choices=SPLIT_NAMES, default="train")
     show.add_argument("--ids", action="store_true", help="token ids instead of text")
-    show.add_argument("--vocab-size", type=int, help="for the null tokenizer")
-    add_tokenizer(show)
+    add_tokenizer_flags(show.add_argument_group(BY_MANIFEST), required=False)
     add_run(show)
 
     merging = commands.add_parser("merge", help="append pairs to each other")
@@ -47,12 +49,13 @@ def parse_arguments() -> argparse.Namespace:
     check.add_argument("prefix", nargs="+")
     check.add_argument("--vocab-size", type=int, help="default: the manifest's")
 
-    build = commands.add_parser("prebuild", help="make the sample indexes of a coming run")
+    build = commands.add_parser(
+        "prebuild", help="make the sample indexes of a coming run, check ids against --vocab-size"
+    )
     build.add_argument("--data-path", nargs="+", default=[])
     for name in SPLIT_NAMES:
         build.add_argument(f"--{name}-data-path", nargs="+", default=[])
-    build.add_argument("--vocab-size", type=int, help="also check the token ids against it")
-    add_tokenizer(build)
+    add_tokenizer_flags(build.add_argument_group(BY_MANIFEST), required=False)
     add_run(build)
 
     wrapping = commands.add_parser("wrap", help="write the index of a raw token file such as nanoGPT's train.bin")
@@ -61,14 +64,6 @@ def parse_arguments() -> argparse.Namespace:
     wrapping.add_argument("--eod", type=int, help="id that ends a document; without it the file is one document")
     wrapping.add_argument("--overwrite", action="store_true")
     return parser.parse_args()
-
-
-def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tokenizer (default: the manifest's, where its name says all)")
-    group.add_argument("--tokenizer-type")
-    group.add_argument("--vocab-file")
-    group.add_argument("--merge-file")
-    group.add_argument("--tokenizer-model")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -109,6 +104,7 @@ def run_flags(arguments: argparse.Namespace, data_path: list[str], **paths: tupl
         vocab_file=arguments.vocab_file,
         merge_file=arguments.merge_file,
         tokenizer_model=arguments.tokenizer_model,
+        vocab_size=arguments.vocab_size,
         **given,
         **paths,
     )
@@ -121,7 +117,7 @@ def show(arguments: argparse.Namespace) -> None:
         prefix = arguments.prefix[0]
         ids = document_ids(IndexedDataset(prefix), arguments.document)
     else:
-        prefix = arguments.prefix[0] if len(arguments.prefix) == 1 else arguments.prefix[1]
+        prefix = parse_paths("--sample", arguments.prefix)[0][0]
         arguments.tokenizer_type = arguments.tokenizer_type or tokenizer_of(arguments, prefix).name.split(":")[0]
         wanted = [getattr(arguments, f"{name}_samples") for name in SPLIT_NAMES]
         number = SPLIT_NAMES.index(arguments.split_name)
@@ -141,10 +137,11 @@ def show(arguments: argparse.Namespace) -> None:
 
 def prebuild(arguments: argparse.Namespace) -> None:
     paths = {f"{name}_data_path": tuple(getattr(arguments, f"{name}_data_path")) for name in SPLIT_NAMES}
-    prefixes = arguments.data_path or arguments.train_data_path
-    if prefixes and not arguments.tokenizer_type:
-        first = prefixes[0] if len(prefixes) == 1 else prefixes[1]
-        arguments.tokenizer_type = tokenizer_of(arguments, first).name.split(":")[0] if read_manifest(first) else None
+    words = arguments.data_path or arguments.train_data_path
+    prefixes = parse_paths("--data-path", words)[0] if words else ()
+    known = next((prefix for prefix in prefixes if read_manifest(prefix)), None)
+    if known and not arguments.tokenizer_type:
+        arguments.tokenizer_type = tokenizer_of(arguments, known).name.split(":")[0]
     flags = run_flags(arguments, arguments.data_path, **paths)
     samples = (arguments.train_samples, arguments.valid_samples, arguments.test_samples)
     if not any(samples):
@@ -160,8 +157,8 @@ def prebuild(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    arguments = parse_arguments()
     with exit_on_user_error():
+        arguments = parse_arguments()
         if arguments.command == "info":
             for prefix in arguments.prefix:
                 print("\n".join(info_lines(IndexedDataset(prefix), arguments.split)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
+from megatron_rgpt.data.command_line import OneLineParser, add_tokenizer_flags, at_least_one
 from megatron_rgpt.data.inputs import FORMATS, list_inputs
 from megatron_rgpt.data.job import Job, Progress
 from megatron_rgpt.data.partitions import preprocess_in_parts
 from megatron_rgpt.data.preprocess import preprocess
 from megatron_rgpt.data.progress_line import ProgressLine
-from megatron_rgpt.data.tokenizers import ALIASES, TOKENIZER_TYPES, build_tokenizer
+from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.errors import exit_on_user_error
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Tokenize JSONL or text into OUTPUT_PREFIX_KEY_document.bin and .idx.")
+    parser = OneLineParser(description="Tokenize JSONL or text into OUTPUT_PREFIX_KEY_document.bin and .idx.")
     source = parser.add_argument_group("input")
     source.add_argument(
         "--input", nargs="+", required=True, metavar="PATH", help="files, folders or globs; .gz and .zst too"
@@ -26,23 +28,19 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--json-keys", nargs="+", default=["text"], help="a pair is made for each key")
     source.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="a document that cannot be used")
     tokenizer = parser.add_argument_group("tokenizer")
-    tokenizer.add_argument("--tokenizer-type", required=True, help=", ".join([*TOKENIZER_TYPES, *ALIASES]))
-    tokenizer.add_argument("--vocab-file", help="GPT-2's encoder.json")
-    tokenizer.add_argument("--merge-file", help="GPT-2's vocab.bpe")
-    tokenizer.add_argument("--tokenizer-model", help="model file, or the name of a tiktoken encoding")
-    tokenizer.add_argument("--vocab-size", type=int, help="for the null tokenizer")
+    add_tokenizer_flags(tokenizer, required=True)
     tokenizer.add_argument("--append-eod", action="store_true", help="end every document with the end token")
     output = parser.add_argument_group("output")
     output.add_argument("--output-prefix", required=True)
     output.add_argument("--overwrite", action="store_true", help="replace the output of other input or flags")
-    output.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that tokenize")
-    output.add_argument("--partitions", type=int, default=1, help="independent readers that share the workers")
+    output.add_argument("--workers", type=at_least_one, default=os.cpu_count() or 1, help="processes that tokenize")
+    output.add_argument("--partitions", type=at_least_one, default=1, help="independent readers that share the workers")
     return parser.parse_args()
 
 
 def main() -> None:
-    arguments = parse_arguments()
     with exit_on_user_error():
+        arguments = parse_arguments()
         files = list_inputs(
             arguments.input,
             suffixes=arguments.suffix,
@@ -88,4 +86,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped: the same command goes on from here")

@@ -317,6 +317,9 @@ def test_the_tool_tokenizes_a_folder(tmp_path: Path) -> None:
         (["--input", "IN", "--tokenizer-type", "words"], "--tokenizer-type words"),
         (["--input", "IN", "--tokenizer-type", "sentencepiece"], "needs --tokenizer-model"),
         (["--input", "IN", "--tokenizer-type", "byte", "--json-keys", "a", "a"], "--json-keys a a"),
+        (["--input", "IN", "--tokenizer-type", "byte", "--workers", "0"], "--workers: 0: must be at least 1"),
+        (["--input", "IN", "--tokenizer-type", "byte", "--split-sentences"], "--split-sentences"),
+        (["--input", "IN"], "--tokenizer-type"),
     ],
 )
 def test_bad_flags_end_with_one_line(tmp_path: Path, flags: list[str], says: str) -> None:
