@@ -10,9 +10,12 @@ import sys
 from megatron_rgpt.config.flags import parse_invocation
 from megatron_rgpt.errors import exit_on_user_error
 from megatron_rgpt.parallel.launch import resolve, start
+from megatron_rgpt.parallel.notice import Notice
 
 
 def main() -> None:
+    # First: a scheduler's signal may come while torch is still being imported.
+    notice = Notice()
     with exit_on_user_error():
         placement = resolve(os.environ)
     # All ranks see the same flags: one of them complains.
@@ -36,7 +39,7 @@ def main() -> None:
 
         from megatron_rgpt.training.loop import train
 
-        train(run, f"{ranks_table}\n{describe_as_text(facts)}")
+        train(run, f"{ranks_table}\n{describe_as_text(facts)}", notice)
 
 
 if __name__ == "__main__":

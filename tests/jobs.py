@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron_rgpt.config.flags import parse_invocation
+from megatron_rgpt.parallel.notice import Notice
 from megatron_rgpt.training.loop import train
 from megatron_rgpt.training.prepare import prepare, resolve_config
 
@@ -24,11 +25,11 @@ def flags(data: str, more: str = "") -> list[str]:
     return [*MODEL.split(), "--data-path", data, *more.split()]
 
 
-def job(argv: list[str]) -> None:
+def job(argv: list[str], notice: Notice | None = None) -> None:
     """Train as asked on the ranks of the default process group. Collective."""
     invocation = parse_invocation(argv)
     config, batch = resolve_config(invocation.config, dist.get_world_size(), invocation.given)
-    train(prepare(config, batch, first_rank=dist.get_rank() == 0), "headline")
+    train(prepare(config, batch, first_rank=dist.get_rank() == 0), "headline", notice or Notice(()))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

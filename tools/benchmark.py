@@ -127,6 +127,7 @@ def benchmark_model(args: argparse.Namespace) -> None:
 def benchmark_loop(args: argparse.Namespace) -> None:
     """Iterations of the main job on one rank, by its own log, against forward, backward and AdamW alone."""
     from megatron_rgpt.parallel.launch import resolve, start
+    from megatron_rgpt.parallel.notice import Notice
     from megatron_rgpt.training.loop import train
     from megatron_rgpt.training.prepare import prepare, resolve_config
     from megatron_rgpt.training.report import read_metrics
@@ -153,7 +154,7 @@ def benchmark_loop(args: argparse.Namespace) -> None:
         step = _bare_step(config)
         for number in range(args.rounds + 1):
             run = f"{folder}/run{number}"
-            train(prepare(config.changed(save=run), batch, first_rank=True), headline="")
+            train(prepare(config.changed(save=run), batch, first_rank=True), "", Notice(()))
             start_seconds = time.perf_counter()
             for _ in range(iterations // 2):
                 step()

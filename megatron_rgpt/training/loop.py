@@ -24,6 +24,7 @@ from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import executed_flops_per_token
 from megatron_rgpt.model.recurrent import build_model
 from megatron_rgpt.parallel.agreement import on_first_rank
+from megatron_rgpt.parallel.notice import Notice
 from megatron_rgpt.parallel.registry import Registry
 from megatron_rgpt.randomness import Noise
 from megatron_rgpt.training.clock import Clock, peak_memory_gib
@@ -35,8 +36,8 @@ from megatron_rgpt.training.prepare import PreparedRun
 from megatron_rgpt.training.run_log import IterationReport, RunLog
 
 
-def train(run: PreparedRun, headline: str) -> None:
-    """Train from where `run` starts to its end. Process groups must exist; every rank calls this."""
+def train(run: PreparedRun, headline: str, notice: Notice) -> None:
+    """Train from where `run` starts to its end, or until any rank's `notice` asks to leave. Every rank calls this."""
     config, batch = run.config, run.batch
     engine, registry, tensors = build(run)
     log = RunLog(
@@ -48,7 +49,7 @@ def train(run: PreparedRun, headline: str) -> None:
         on_first_rank(lambda: write_durably(save / CONFIG, to_yaml(config)), f"--save {save}: cannot be written")
     iteration = run.start_iteration
     if run.train is not None and iteration < batch.train_iters:
-        iteration = _iterate(run, engine, registry, tensors, log)
+        iteration = _iterate(run, engine, registry, tensors, log, notice)
     if iteration == batch.train_iters:
         interval = config.evaluation.eval_interval
         evaluated = iteration > run.start_iteration and interval and iteration % interval == 0
@@ -59,7 +60,14 @@ def train(run: PreparedRun, headline: str) -> None:
     log.close()
 
 
-def _iterate(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, tensors: EngineTensors, log: RunLog) -> int:
+def _iterate(
+    run: PreparedRun,
+    engine: DeepSpeedEngine,
+    registry: Registry,
+    tensors: EngineTensors,
+    log: RunLog,
+    notice: Notice,
+) -> int:
     """The iterations of the run; returns the last one done."""
     config, batch = run.config, run.batch
     eval_interval, save_interval = config.evaluation.eval_interval, config.checkpoint.save_interval
@@ -112,13 +120,14 @@ def _iterate(run: PreparedRun, engine: DeepSpeedEngine, registry: Registry, tens
         with clock.paused():
             if run.valid is not None and eval_interval and iteration % eval_interval == 0:
                 _evaluate(run, engine, log, iteration, "valid")
-            leave = not last and _leave_now(run, iteration, started, engine.device)
+            reason = _reason_to_leave(run, iteration, started, notice)
+            leave = reason is not None and not last
             if config.checkpoint.save is not None and (
                 last or leave or (save_interval and iteration % save_interval == 0)
             ):
                 log.say(f"saved {_save(run, registry, tensors, iteration, consumed)}")
         if leave:
-            log.say(f"leaving after iteration {iteration}, as asked")
+            log.say(f"leaving after iteration {iteration}: {reason}")
             return iteration
     return batch.train_iters
 
@@ -184,17 +193,22 @@ def _save(run: PreparedRun, registry: Registry, tensors: EngineTensors, iteratio
     return save_checkpoint(run.config.checkpoint.save, tensors, registry, index, to_yaml(run.config))
 
 
-def _leave_now(run: PreparedRun, iteration: int, started: float, device: torch.device) -> bool:
-    """Whether `--exit-interval` or `--exit-duration-in-mins` asks to stop here; the same answer on every rank."""
+def _reason_to_leave(run: PreparedRun, iteration: int, started: float, notice: Notice) -> str | None:
+    """Why to stop after this iteration, if at all; the same answer on every rank."""
     training = run.config.training
     if training.exit_interval and iteration % training.exit_interval == 0:
-        return True
-    if training.exit_duration_in_mins is None:
-        return False
-    # clocks differ between ranks: one that says stop is enough
-    late = torch.tensor(float(time.monotonic() - started > training.exit_duration_in_mins * 60), device=device)
-    dist.all_reduce(late, op=dist.ReduceOp.MAX)
-    return bool(late)
+        return f"--exit-interval {training.exit_interval}"
+    late = (
+        training.exit_duration_in_mins is not None and time.monotonic() - started > training.exit_duration_in_mins * 60
+    )
+    # signals and clocks differ between ranks: one that says stop is enough
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    asked = torch.tensor([late, notice.received is not None], dtype=torch.int32, device=device)
+    dist.all_reduce(asked, op=dist.ReduceOp.MAX)
+    late, signalled = asked.tolist()
+    if signalled:
+        return f"{notice.received or 'another rank'} asked for it"
+    return f"--exit-duration-in-mins {training.exit_duration_in_mins}" if late else None
 
 
 def _forward_flops(run: PreparedRun, depths: list[int]) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from safetensors.torch import load_file
 
@@ -16,6 +18,7 @@ from megatron_rgpt.checkpoint.read import load_model
 from megatron_rgpt.config import Config
 from megatron_rgpt.config.flags import read_yaml
 from megatron_rgpt.errors import UserError
+from megatron_rgpt.parallel.notice import Notice
 from tests.jobs import flags, job, metrics
 from tests.ranks import RankPool
 
@@ -190,6 +193,22 @@ def test_exit_duration_ends_the_run_with_a_checkpoint_on_all_ranks(
     run = tmp_path / "run"
     ranks.run(job, flags(byte_pair, f"--save {run} --exit-duration-in-mins 1e-9"), world=2)
     assert json.loads((run / "iter_0000001" / "checkpoint.json").read_text())["iteration"] == 1
+
+
+def _job_that_gets_a_signal(argv: list[str]) -> None:
+    """One rank of the run gets SIGUSR1 before it starts, as from a scheduler; the others do not."""
+    notice = Notice([signal.SIGUSR1])
+    if dist.get_rank() == dist.get_world_size() - 1:
+        signal.raise_signal(signal.SIGUSR1)
+    job(argv, notice)
+
+
+def test_a_signal_to_one_rank_ends_the_run_with_a_checkpoint_on_all(
+    ranks: RankPool, byte_pair: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    ranks.run(_job_that_gets_a_signal, flags(byte_pair, f"--save {run}"), world=2)
+    assert (run / "latest").read_text() == "iter_0000001\n"
 
 
 def test_eval_noise_changes_the_evaluation_and_is_itself_reproducible(
