@@ -62,6 +62,7 @@ class IndexedWriter:
         try:
             fcntl.flock(self._bin, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._bin.close()
             raise UserError(f"{self.bin_part}: another process is writing it: wait, or choose another prefix") from None
 
     def _go_to(self, state: WriterState) -> None:

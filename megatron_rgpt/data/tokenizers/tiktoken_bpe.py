@@ -37,11 +37,16 @@ class TiktokenTokenizer:
         self.vocab_size = encoding.n_vocab
         self.eod: int | None = encoding._special_tokens.get(end)
         self.fingerprint = _fingerprint(encoding)
+        # Early releases take a spelled special token for the token here, whatever the arguments say.
+        spelled = encoding.encode_to_numpy(end, disallowed_special=()).tolist()
+        self._arrays_are_ordinary = spelled == encoding.encode_ordinary(end)
 
     def encode(self, text: str) -> list[int]:
         return self._encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
+        if not self._arrays_are_ordinary:
+            return np.array(self._encoding.encode_ordinary(text), dtype=np.uint32)
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     def encode_continuation(self, text: str) -> np.ndarray:
