@@ -1,0 +1,1 @@
+"""The looped pipeline: placement and schedule (pure), and the engine that runs a stage's program."""

@@ -1,0 +1,263 @@
+"""The placement whose simulated steps are shortest, and how well a number of micro-batches fills it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import comb
+
+from megatron_rgpt.config import Layout, ModelConfig
+from megatron_rgpt.errors import UserError
+from megatron_rgpt.pipeline.costs import Costs
+from megatron_rgpt.pipeline.paths import visits
+from megatron_rgpt.pipeline.placement import HUB, Placement, check_stages
+from megatron_rgpt.pipeline.schedule import QUICK_EFFORT, USUAL_LIMITS, Limits, plan
+
+ENUMERATED = 20_000
+"""Up to so many placements all are looked at; beyond, only those that a walk from balanced ones meets."""
+ROUNDS = ((48, 1), (12, 4), (4, 20))
+"""Placements that are simulated in each round, and with which multiple of `QUICK_EFFORT`."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """What a stage's device holds. ZeRO-1 in bf16: 2 + 4 + 12 / DP bytes per parameter, besides 4 of fp32 gradients."""
+
+    capacity: int
+    """Bytes for weights, gradients, optimizer state and activations."""
+    bytes_per_parameter: float
+
+    def limits(self, placement: Placement, config: ModelConfig, vocab_size: int, in_flight: int | None) -> Limits:
+        """What remains for activations on each stage; negative where the weights alone are too much."""
+        parameters = placement.parameters(config, vocab_size)
+        return Limits(in_flight, tuple(int(self.capacity - self.bytes_per_parameter * count) for count in parameters))
+
+
+def search_placement(
+    config: ModelConfig,
+    vocab_size: int,
+    stages: int,
+    costs: Costs,
+    depths: Sequence[int],
+    *,
+    in_flight: int | None = None,
+    memory: StageMemory | None = None,
+) -> Placement:
+    """The placement with the shortest simulated step over micro-batches of these depths, among those that fit.
+
+    Placements are ordered by what bounds their steps, then simulated in rounds of fewer and longer searches. Raises
+    `UserError` where the layout has too few blocks for the stages, or nothing fits into `memory`.
+    """
+    layout = config.layout
+    check_stages(layout, stages)
+    assert depths, "a step has micro-batches"
+
+    def limits(placement: Placement) -> Limits:
+        return Limits(in_flight) if memory is None else memory.limits(placement, config, vocab_size, in_flight)
+
+    candidates = sorted(_candidates(layout, stages, costs, depths), key=lambda found: found[0])
+    places = []
+    for _, placement in candidates:
+        if len(places) == ROUNDS[0][0]:
+            break
+        if memory is None or _fits(placement, costs, depths, limits(placement)):
+            places.append(placement)
+    if not places:
+        assert memory is not None
+        raise UserError(
+            f"no placement of --layout {layout} over --pipeline-model-parallel-size {stages} fits into "
+            f"{memory.capacity / 1e9:.3g} GB a stage: use more stages, a smaller --micro-batch-size or --recompute step"
+        )
+    for count, times in ROUNDS:
+        effort = times * QUICK_EFFORT
+        places = sorted(
+            places[:count],
+            key=lambda placement: plan(placement, depths, costs, limits(placement), effort=effort).makespan,
+        )
+    return places[0]
+
+
+@dataclass(frozen=True)
+class Fill:
+    """How well the micro-batches of a step fill the stages."""
+
+    micro_batches: int
+    busy_share: float
+    target: float
+    enough: int | None
+    """The least micro-batches, with depths spread alike, that reach the target; None where the balance forbids it."""
+    ceiling: float
+    """Busy share that no number of micro-batches exceeds: mean work over the busiest stage's."""
+
+    def warning(self) -> str | None:
+        """One line for the user where the target is missed."""
+        if self.busy_share >= self.target:
+            return None
+        remedy = (
+            f"{self.enough} micro-batches would reach {self.target:.0%}"
+            if self.enough is not None
+            else f"the stages' loads allow {self.ceiling:.0%} at most"
+        )
+        return (
+            f"{self.micro_batches} micro-batches a step keep the pipeline's stages busy for {self.busy_share:.0%} "
+            f"of it; {remedy}"
+        )
+
+
+def predict_fill(
+    placement: Placement,
+    depths: Sequence[int],
+    costs: Costs,
+    limits: Limits = USUAL_LIMITS,
+    *,
+    target: float = 0.9,
+    effort: int = QUICK_EFFORT,
+) -> Fill:
+    """Predict the busy share of a step, and how many micro-batches of such depths would reach `target`.
+
+    Searches up to 64 times as many micro-batches by doubling and halving: the share grows with their number, but for
+    small waves, so the number found is one that reaches it, and near the least.
+    """
+    rising = sorted(depths)
+
+    def dealt(count: int) -> list[int]:
+        """So many depths, spread as the given ones."""
+        return [rising[index * len(rising) // count] for index in range(count)]
+
+    def share(count: int) -> float:
+        return plan(placement, dealt(count), costs, limits, effort=effort).busy_share
+
+    here = share(len(rising))
+    loads = _loads(placement, costs, rising)
+    ceiling = sum(loads) / len(loads) / max(loads)
+    enough = len(rising) if here >= target else None
+    if enough is None and ceiling > target:
+        low, high = len(rising), 2 * len(rising)
+        while share(high) < target and high < 64 * len(rising):
+            low, high = high, 2 * high
+        if share(high) >= target:
+            while high - low > max(1, high // 32):
+                middle = (low + high) // 2
+                low, high = (low, middle) if share(middle) >= target else (middle, high)
+            enough = high
+    return Fill(len(rising), here, target, enough, ceiling)
+
+
+def _candidates(
+    layout: Layout, stages: int, costs: Costs, depths: Sequence[int]
+) -> Iterator[tuple[tuple[float, float], Placement]]:
+    """Placements with a bound of their step's makespan, and with how uneven their loads are."""
+
+    def rated(core: tuple[int, ...], coda: tuple[int, ...]) -> tuple[tuple[float, float], Placement]:
+        placement = Placement(core, coda, layout.prelude)
+        return _bound(placement, costs, depths), placement
+
+    total = comb(layout.core + stages - 1, stages - 1) * comb(layout.coda + stages - 1, stages - 1)
+    if total <= ENUMERATED:
+        for core, coda in product(_compositions(layout.core, stages), _compositions(layout.coda, stages)):
+            if _filled(core, coda):
+                yield rated(core, coda)
+        return
+    seen = {}
+    for core, coda in _starts(layout, stages):
+        here = rated(core, coda)
+        while (core, coda) not in seen:
+            seen[core, coda] = here
+            for shares in _neighbours(core, coda):
+                if shares not in seen:
+                    found = rated(*shares)
+                    yield found
+                    if found[0] < here[0]:
+                        here = found
+            core, coda = here[1].core, here[1].coda
+    yield from seen.values()
+
+
+def _starts(layout: Layout, stages: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Even cores, the coda on one stage or spread from the hub on."""
+    even = tuple(layout.core // stages + (stage >= stages - layout.core % stages) for stage in range(stages))
+    for holder in range(stages):
+        coda = tuple(layout.coda if stage == holder else 0 for stage in range(stages))
+        if _filled(even, coda):
+            yield even, coda
+    spread = tuple(layout.coda // stages + (stage < layout.coda % stages) for stage in range(stages))
+    if _filled(even, spread):
+        yield even, spread
+    if layout.core < stages:
+        # fewer core blocks than stages: one each from the far end, the coda fills the others
+        core = tuple(int(stage >= stages - layout.core) for stage in range(stages))
+        empty = stages - layout.core - 1
+        coda = tuple(
+            0 if stage == HUB or core[stage] else layout.coda // empty + (stage <= layout.coda % empty)
+            for stage in range(stages)
+        )
+        if sum(coda) == layout.coda and _filled(core, coda):
+            yield core, coda
+
+
+def _neighbours(core: tuple[int, ...], coda: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Placements with one block moved."""
+    for source, target in product(range(len(core)), repeat=2):
+        if source == target:
+            continue
+        for moved, other, is_core in ((core, coda, True), (coda, core, False)):
+            if moved[source]:
+                shares = list(moved)
+                shares[source] -= 1
+                shares[target] += 1
+                found = (tuple(shares), other) if is_core else (other, tuple(shares))
+                if _filled(*found) and sum(found[0]):
+                    yield found
+
+
+def _filled(core: Sequence[int], coda: Sequence[int]) -> bool:
+    """Whether every stage but the hub has a block."""
+    return all(a or b for a, b in zip(core[1:], coda[1:], strict=True))
+
+
+def _compositions(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
+    """All ways to share blocks out over stages."""
+    if stages == 1:
+        yield (blocks,)
+        return
+    for first in range(blocks + 1):
+        for rest in _compositions(blocks - first, stages - 1):
+            yield (first, *rest)
+
+
+def _loads(placement: Placement, costs: Costs, depths: Sequence[int]) -> list[int]:
+    """Work of each stage in a step."""
+    loads = [0] * placement.stages
+    for depth in set(depths):
+        count = sum(other == depth for other in depths)
+        for visit in visits(placement, depth):
+            cost = costs.of(visit)
+            loads[visit.stage] += count * (cost.forward + cost.backward)
+    return loads
+
+
+def _bound(placement: Placement, costs: Costs, depths: Sequence[int]) -> tuple[float, float]:
+    """A lower bound of the makespan (as `bounds.Bounds.stage`, from the path of the least depth), and unevenness."""
+    loads = _loads(placement, costs, depths)
+    lead: dict[int, int] = {}
+    way = 0
+    for visit in visits(placement, max(min(depths), 1)):
+        cost = costs.of(visit)
+        # the way back is the way here, in backward passes
+        lead.setdefault(visit.stage, way)
+        way += cost.forward + cost.backward + 2 * costs.hop
+    bound = max(load + lead.get(stage, 0) for stage, load in enumerate(loads))
+    return bound, sum(load * load for load in loads)
+
+
+def _fits(placement: Placement, costs: Costs, depths: Sequence[int], limits: Limits) -> bool:
+    """Whether one micro-batch of each depth fits alone."""
+    assert limits.held is not None
+    for depth in set(depths):
+        holds = [0] * placement.stages
+        for visit in visits(placement, depth):
+            holds[visit.stage] += costs.of(visit).held
+        if any(hold > limit for hold, limit in zip(holds, limits.held, strict=True)):
+            return False
+    return True
