@@ -23,15 +23,15 @@ def main() -> None:
         invocation = parse_invocation(sys.argv[1:])
         # Late: torch and DeepSpeed take seconds to import, a mistyped flag should not.
         from megatron_rgpt.training.plan import describe, describe_as_text
-        from megatron_rgpt.training.prepare import prepare, resolve_config
+        from megatron_rgpt.training.prepare import check_complete, check_inputs, prepare, resolve_config
 
         ranks = invocation.world_size or placement.world_size
         config, batch = resolve_config(invocation.config, ranks, invocation.given)
-    facts = describe(config, batch)
+        if not invocation.dry_run:
+            check_complete(config, batch)
     with exit_on_user_error():
         if invocation.dry_run:
-            if config.data.data_path or config.data.train_data_path:
-                prepare(config, batch, first_rank=False)
+            facts = {**describe(config, batch), "data": check_inputs(config, batch)}
             print(json.dumps(facts, indent=1) if invocation.json else describe_as_text(facts))
             return
         run = prepare(config, batch, first_rank=placement.rank == 0)
@@ -39,7 +39,7 @@ def main() -> None:
 
         from megatron_rgpt.training.loop import train
 
-        train(run, f"{ranks_table}\n{describe_as_text(facts)}", notice)
+        train(run, f"{ranks_table}\n{describe_as_text(describe(config, batch))}", notice)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,11 @@ else
 fi
 
 rm -rf "$RUN"
-$bin/deepspeed --num_gpus $ranks pretrain_rgpt.py --config examples/configs/demo.yaml \
-    --micro-batch-size $((GLOBAL_BATCH / ranks)) --save "$RUN" --tensorboard-dir "$RUN/tensorboard"
+# DEMO_FLAGS, such as "--train-iters 2000", go over the configuration. The port keeps two demos apart.
+# shellcheck disable=SC2086
+$bin/deepspeed --num_gpus $ranks --master_port "${MASTER_PORT:-$((20000 + $$ % 12000))}" \
+    pretrain_rgpt.py --config examples/configs/demo.yaml --micro-batch-size $((GLOBAL_BATCH / ranks)) \
+    --save "$RUN" --tensorboard-dir "$RUN/tensorboard" ${DEMO_FLAGS:-}
 
 $bin/python tools/report.py "$RUN"
 echo "a sample:"

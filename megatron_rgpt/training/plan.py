@@ -103,6 +103,8 @@ def describe_as_text(facts: dict[str, Any]) -> str:
         "memory": f"{memory['total_estimate']} a rank: weights {memory['weights']}, gradients {memory['gradients']}, "
         f"optimizer {memory['optimizer']}, activations about {memory['activations_estimate']}",
     }
+    if "data" in facts:
+        lines["data"] = facts["data"]
     return "\n".join(f"{name:<10} {text}" for name, text in lines.items())
 
 

@@ -74,15 +74,32 @@ def resolve_vocabulary(config: Config) -> int:
     return tokenizer.vocab_size
 
 
+def check_complete(config: Config, batch: BatchPlan) -> None:
+    """Raise `UserError` for what a run needs and a dry run does not."""
+    if batch.train_iters == 0 and not config.training.skip_train:
+        raise UserError("how long to train? give --train-iters N or --train-samples N")
+    interval = config.checkpoint.save_interval
+    if interval is not None and config.checkpoint.save is None:
+        raise UserError(f"--save-interval {interval} needs --save FOLDER: nothing would be saved")
+
+
+def check_inputs(config: Config, batch: BatchPlan) -> str:
+    """For a dry run: check data, checkpoint and save folder as far as they are on this machine, and say how far."""
+    data = config.data
+    words = [*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path]
+    prefixes = [word for word in words if not _is_number(word)]
+    absent = [prefix for prefix in prefixes if not Path(f"{prefix}.idx").exists()]
+    if not prefixes:
+        return "none given"
+    if absent:
+        return f"not checked, {', '.join(absent)} is not on this machine"
+    prepare(config, batch, first_rank=True)
+    return "checked"
+
+
 def prepare(config: Config, batch: BatchPlan, *, first_rank: bool) -> PreparedRun:
     """Open the data and the checkpoint of a resolved configuration. The first rank also prepares the save folder."""
     training, evaluation = config.training, config.evaluation
-    if batch.train_iters == 0 and not training.skip_train:
-        raise UserError("how long to train? give --train-iters N or --train-samples N")
-    if config.checkpoint.save_interval is not None and config.checkpoint.save is None:
-        raise UserError(
-            f"--save-interval {config.checkpoint.save_interval} needs --save FOLDER: nothing would be saved"
-        )
     checkpoint = _find(config)
     if checkpoint is not None:
         check_fits(checkpoint.folder, checkpoint.index, config.model, config.data.vocab_size)
@@ -140,3 +157,11 @@ def _position(config: Config, batch: BatchPlan, checkpoint: Checkpoint) -> tuple
 
 def _same(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
