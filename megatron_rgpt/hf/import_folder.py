@@ -26,7 +26,7 @@ from megatron_rgpt.hf.export import copy_code
 from megatron_rgpt.hf.hf_config import CONFIG, from_hf, read_hf_config, to_hf
 from megatron_rgpt.hf.names import HFTensor, hf_tensors
 from megatron_rgpt.hf.shards import FolderTensors
-from megatron_rgpt.hf.tokenizer_files import run_tokenizer
+from megatron_rgpt.hf.tokenizer_files import TRAINED_WITH, run_tokenizer
 from megatron_rgpt.hf.verify import verify_folder
 from megatron_rgpt.model.recurrent import build_model
 
@@ -128,8 +128,19 @@ def _read(source: Path, config: ModelConfig, vocab_size: int) -> dict[str, torch
 
 
 def _take_tokenizer(source: Path, run: Path, config: Config) -> Config:
-    """Copy the folder's tokenizer beside the checkpoint and name it in the configuration."""
-    if not (source / _TOKENIZER[0]).is_file():
+    """Name the folder's tokenizer in the configuration: by type where an export of ours says so, else its files.
+
+    Those are copied beside the checkpoint.
+    """
+    vocabulary, settings = (source / name for name in _TOKENIZER)
+    if settings.is_file():
+        try:
+            name = json.loads(settings.read_text("utf-8")).get(TRAINED_WITH)
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{settings}: broken JSON ({error})") from None
+        if name in ("byte", "gpt2"):
+            return config.changed(tokenizer_type=name)
+    if not vocabulary.is_file():
         return config.changed(tokenizer_type="null")
     run.mkdir(parents=True, exist_ok=True)
     for name in _TOKENIZER:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
+TRAINED_WITH = "megatron_rgpt_tokenizer"
+"""Key of `tokenizer_config.json`: the name of the tokenizer that a run had."""
 
 
 def run_tokenizer(data: DataConfig) -> Tokenizer:
@@ -55,6 +57,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_length: int) -> bool
         made.save(str(folder / "tokenizer.json"))
         settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
         end = made.id_to_token(tokenizer.eod) if tokenizer.eod is not None else None
+    # what `import` gives back: the same ids under another name would not match a run's data
+    settings[TRAINED_WITH] = tokenizer.name
     named = {} if end is None else {"bos_token": end, "eos_token": end, "pad_token": end}
     shape = {"clean_up_tokenization_spaces": False, "padding_side": "left", "model_max_length": seq_length}
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, **named, **shape}, indent=1) + "\n")
