@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import comb
 
 from megatron_rgpt.config import Layout, ModelConfig
 from megatron_rgpt.errors import UserError
-from megatron_rgpt.pipeline.costs import Costs
+from megatron_rgpt.pipeline.costs import Cost, Costs
 from megatron_rgpt.pipeline.paths import visits
 from megatron_rgpt.pipeline.placement import HUB, Placement, check_stages
 from megatron_rgpt.pipeline.schedule import QUICK_EFFORT, USUAL_LIMITS, Limits, plan
@@ -56,26 +56,23 @@ def search_placement(
     def limits(placement: Placement) -> Limits:
         return Limits(in_flight) if memory is None else memory.limits(placement, config, vocab_size, in_flight)
 
-    candidates = sorted(_candidates(layout, stages, costs, depths), key=lambda found: found[0])
-    places = []
-    for _, placement in candidates:
-        if len(places) == ROUNDS[0][0]:
-            break
-        if memory is None or _fits(placement, costs, depths, limits(placement)):
-            places.append(placement)
+    found = sorted(_candidates(layout, stages, costs, depths), key=lambda candidate: candidate[0])
+    fitting = (entry for entry in found if memory is None or _fits(entry[1], costs, depths, limits(entry[1])))
+    places = [(rating[0], placement) for rating, placement in islice(fitting, ROUNDS[0][0])]
     if not places:
         assert memory is not None
         raise UserError(
             f"no placement of --layout {layout} over --pipeline-model-parallel-size {stages} fits into "
             f"{memory.capacity / 1e9:.3g} GB a stage: use more stages, a smaller --micro-batch-size or --recompute step"
         )
+    shortest: dict[Placement, int] = {}
     for count, times in ROUNDS:
-        effort = times * QUICK_EFFORT
-        places = sorted(
-            places[:count],
-            key=lambda placement: plan(placement, depths, costs, limits(placement), effort=effort).makespan,
-        )
-    return places[0]
+        for bound, placement in places[:count]:
+            if not shortest or bound < min(shortest.values()):
+                step = plan(placement, depths, costs, limits(placement), effort=times * QUICK_EFFORT)
+                shortest[placement] = min(step.makespan, shortest.get(placement, step.makespan))
+        places = sorted((entry for entry in places if entry[1] in shortest), key=lambda entry: shortest[entry[1]])
+    return places[0][1]
 
 
 @dataclass(frozen=True)
@@ -129,7 +126,7 @@ def predict_fill(
         return plan(placement, dealt(count), costs, limits, effort=effort).busy_share
 
     here = share(len(rising))
-    loads = _loads(placement, costs, rising)
+    loads = _Loads(placement.prelude, costs, rising).of(placement)
     ceiling = sum(loads) / len(loads) / max(loads)
     enough = len(rising) if here >= target else None
     if enough is None and ceiling > target:
@@ -146,12 +143,14 @@ def predict_fill(
 
 def _candidates(
     layout: Layout, stages: int, costs: Costs, depths: Sequence[int]
-) -> Iterator[tuple[tuple[float, float], Placement]]:
+) -> Iterator[tuple[tuple[int, int], Placement]]:
     """Placements with a bound of their step's makespan, and with how uneven their loads are."""
 
-    def rated(core: tuple[int, ...], coda: tuple[int, ...]) -> tuple[tuple[float, float], Placement]:
+    loads = _Loads(layout.prelude, costs, depths)
+
+    def rated(core: tuple[int, ...], coda: tuple[int, ...]) -> tuple[tuple[int, int], Placement]:
         placement = Placement(core, coda, layout.prelude)
-        return _bound(placement, costs, depths), placement
+        return (loads.bound(placement), sum(load * load for load in loads.of(placement))), placement
 
     total = comb(layout.core + stages - 1, stages - 1) * comb(layout.coda + stages - 1, stages - 1)
     if total <= ENUMERATED:
@@ -226,29 +225,52 @@ def _compositions(blocks: int, stages: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-def _loads(placement: Placement, costs: Costs, depths: Sequence[int]) -> list[int]:
-    """Work of each stage in a step."""
-    loads = [0] * placement.stages
-    for depth in set(depths):
-        count = sum(other == depth for other in depths)
-        for visit in visits(placement, depth):
-            cost = costs.of(visit)
-            loads[visit.stage] += count * (cost.forward + cost.backward)
-    return loads
+class _Loads:
+    """What each stage works in a step, and the ways to it and from it, of any placement of one model."""
 
+    def __init__(self, prelude: int, costs: Costs, depths: Sequence[int]) -> None:
+        def time(cost: Cost) -> int:
+            return cost.forward + cost.backward
 
-def _bound(placement: Placement, costs: Costs, depths: Sequence[int]) -> tuple[float, float]:
-    """A lower bound of the makespan (as `bounds.Bounds.stage`, from the path of the least depth), and unevenness."""
-    loads = _loads(placement, costs, depths)
-    lead: dict[int, int] = {}
-    way = 0
-    for visit in visits(placement, max(min(depths), 1)):
-        cost = costs.of(visit)
-        # the way back is the way here, in backward passes
-        lead.setdefault(visit.stage, way)
-        way += cost.forward + cost.backward + 2 * costs.hop
-    bound = max(load + lead.get(stage, 0) for stage, load in enumerate(loads))
-    return bound, sum(load * load for load in loads)
+        self.block, self.hop = time(costs.block), 2 * costs.hop
+        self.micro_batches, self.loops, self.shallowest = len(depths), sum(depths), min(depths)
+        looped = sum(depth > 0 for depth in depths)
+        modulation = time(costs.project) + time(costs.gate)
+        self.hub = (
+            self.micro_batches * (prelude * self.block + time(costs.head))
+            + looped * time(costs.anchor)
+            + self.loops * modulation
+        )
+        self.entry = prelude * self.block
+        self.start = time(costs.anchor) + time(costs.project)
+        self.gate = time(costs.gate)
+
+    def of(self, placement: Placement) -> list[int]:
+        """Work of each stage."""
+        shares = zip(placement.core, placement.coda, strict=True)
+        loads = [self.block * (core * self.loops + coda * self.micro_batches) for core, coda in shares]
+        loads[HUB] += self.hub
+        return loads
+
+    def bound(self, placement: Placement) -> int:
+        """The largest work of a stage with the shortest way there and back, a lower bound of the step's time."""
+        lead = [0] * placement.stages
+        way = self.entry + self.start
+        for stage in range(placement.stages):
+            if placement.core[stage]:
+                way += self.hop if stage else 0
+                lead[stage] = way if stage else 0
+                way += self.block * placement.core[stage]
+        # a stage of the coda alone comes after the least number of loops; one is a lower bound of more
+        back = self.hop if any(placement.core[1:]) else 0
+        way = way + back + self.gate if self.shallowest else self.entry
+        for stage in range(placement.stages):
+            if placement.coda[stage]:
+                way += self.hop if stage else 0
+                after = way if stage else 0
+                lead[stage] = min(lead[stage], after) if placement.core[stage] else after
+                way += self.block * placement.coda[stage]
+        return max(load + ahead for load, ahead in zip(self.of(placement), lead, strict=True))
 
 
 def _fits(placement: Placement, costs: Costs, depths: Sequence[int], limits: Limits) -> bool:
