@@ -48,14 +48,14 @@ def main() -> None:
             options = ExportOptions(arguments.dtype, arguments.max_shard_size, arguments.kv_sharing)
             report = export(arguments.load, arguments.output, options)
             print(f"{report.architecture} written to {report.folder}")
-            if not report.has_tokenizer:
-                print("without tokenizer files: the run's ids stand for no text")
+            if report.tokenizer is not None:
+                print(f"without a tokenizer: {report.tokenizer}")
         else:
             report = import_folder(arguments.load, arguments.save)
             print(f"checkpoint written to {report.checkpoint}; train on from it with")
             print(f"  pretrain_rgpt.py --load {arguments.save} --finetune {report.flags} ...")
         print("logits of a clean process against ours, largest difference over largest logit:")
-        for exit_, difference in zip(report.exits, report.differences, strict=True):
+        for exit_, difference in zip(report.agreement.exits, report.agreement.differences, strict=True):
             print(f"  exit {exit_}: {difference:.1e}")
 
 

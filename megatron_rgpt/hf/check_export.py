@@ -27,16 +27,18 @@ def main() -> None:
         with torch.no_grad():
             theirs = model(reference["tokens"], use_cache=False, **depth).logits
         differences.append(((theirs - logits).abs().max() / logits.abs().max()).item())
-    texts = [name.removeprefix("text.") for name in reference if name.startswith("text.")]
-    tokenizer = AutoTokenizer.from_pretrained(folder) if texts else None
-    same_ids = all(
-        tokenizer.encode(bytes(reference[f"text.{n}"]).decode(), add_special_tokens=False)
-        == reference[f"ids.{n}"].tolist()
-        for n in texts
-    )
+    texts = {name[5:]: bytes(text).decode() for name, text in reference.items() if name.startswith("text.")}
+    tokenizer_fault = None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder) if texts else None
+        for number, text in texts.items():
+            if tokenizer.encode(text, add_special_tokens=False) != reference[f"ids.{number}"].tolist():
+                tokenizer_fault = f"other ids for {text!r}"
+    except Exception as error:
+        tokenizer_fault = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     result = {
         "differences": differences,
-        "same_ids": same_ids,
+        "tokenizer_fault": tokenizer_fault,
         "class": type(model).__name__,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "transformers": transformers.__version__,

@@ -17,13 +17,14 @@ import torch
 from megatron_rgpt.checkpoint.layout import CheckpointIndex, find_checkpoint, read_index, sync, verify_file
 from megatron_rgpt.checkpoint.read import load_model
 from megatron_rgpt.config import Config
+from megatron_rgpt.data.tokenizers.sentencepiece_model import SentencePieceTokenizer
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.hf.hf_config import CONFIG, to_hf
 from megatron_rgpt.hf.model_card import model_card
 from megatron_rgpt.hf.names import hf_tensors
 from megatron_rgpt.hf.shards import write_shards
 from megatron_rgpt.hf.tokenizer_files import run_tokenizer, write_tokenizer
-from megatron_rgpt.hf.verify import verify_folder
+from megatron_rgpt.hf.verify import Agreement, verify_folder
 from megatron_rgpt.model.recurrent import RecurrentTransformer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,9 +47,9 @@ class ExportReport:
 
     folder: Path
     architecture: str
-    exits: list[int]
-    differences: list[float]
-    has_tokenizer: bool
+    agreement: Agreement
+    tokenizer: str | None
+    """Why there is no tokenizer in the folder; None: there is."""
 
 
 def export(load: str, output: str, options: ExportOptions) -> ExportReport:
@@ -96,7 +97,7 @@ def _fill(
     config: Config,
     index: CheckpointIndex,
     options: ExportOptions,
-) -> tuple[str, list[int], list[float], bool]:
+) -> tuple[str, Agreement, str | None]:
     """Write all files, then have them checked."""
     dense = config.model.layout.is_dense
     _write_weights(folder, model, index, options)
@@ -110,8 +111,15 @@ def _fill(
     if not dense:
         copy_code(folder)
     (folder / "README.md").write_text(model_card(config, index, checkpoint))
-    exits, differences = verify_folder(folder, model, tokenizer if has_tokenizer else None, "the exported folder")
-    return content["architectures"][0], exits, differences, has_tokenizer
+    agreement = verify_folder(folder, model, tokenizer if has_tokenizer else None, "the exported folder")
+    if agreement.tokenizer_fault is None:
+        return content["architectures"][0], agreement, None if has_tokenizer else "the run's ids stand for no text"
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        raise UserError(f"the exported folder: its tokenizer is not the run's ({agreement.tokenizer_fault})")
+    # transformers knows some families of these models and not their general rules: the model file alone is left
+    (folder / "tokenizer_config.json").unlink()
+    why = f"transformers cannot use tokenizer.model ({agreement.tokenizer_fault}): encode with sentencepiece"
+    return content["architectures"][0], agreement, why
 
 
 def _write_weights(folder: Path, model: RecurrentTransformer, index: CheckpointIndex, options: ExportOptions) -> None:

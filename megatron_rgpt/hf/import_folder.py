@@ -27,7 +27,7 @@ from megatron_rgpt.hf.hf_config import CONFIG, from_hf, read_hf_config, to_hf
 from megatron_rgpt.hf.names import HFTensor, hf_tensors
 from megatron_rgpt.hf.shards import FolderTensors
 from megatron_rgpt.hf.tokenizer_files import TRAINED_WITH, run_tokenizer
-from megatron_rgpt.hf.verify import verify_folder
+from megatron_rgpt.hf.verify import Agreement, verify_folder
 from megatron_rgpt.model.recurrent import build_model
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -40,8 +40,7 @@ class ImportReport:
 
     checkpoint: Path
     config: Config
-    exits: list[int]
-    differences: list[float]
+    agreement: Agreement
 
     @property
     def flags(self) -> str:
@@ -89,12 +88,12 @@ def import_folder(load: str, save: str) -> ImportReport:
     except OSError as error:
         raise UserError(f"--save {save}: cannot be written ({error.strerror or error})") from None
     try:
-        exits, differences = _verify(source, checkpoint, content)
+        agreement = _verify(source, checkpoint, content)
     except UserError:
         shutil.rmtree(checkpoint)
         (run / layout.LATEST).unlink()
         raise
-    return ImportReport(checkpoint, config, exits, differences)
+    return ImportReport(checkpoint, config, agreement)
 
 
 def _read(source: Path, config: ModelConfig, vocab_size: int) -> dict[str, torch.Tensor]:
@@ -173,7 +172,7 @@ def _write(
     return layout.publish(run, 0)
 
 
-def _verify(source: Path, checkpoint: Path, content: dict[str, Any]) -> tuple[list[int], list[float]]:
+def _verify(source: Path, checkpoint: Path, content: dict[str, Any]) -> Agreement:
     """Compare what main jobs will load with what transformers computes from the folder's weights."""
     model, config, index = load_model(str(checkpoint))
     tokenizer = None if config.data.tokenizer_type == "null" else run_tokenizer(config.data)
@@ -188,4 +187,7 @@ def _verify(source: Path, checkpoint: Path, content: dict[str, Any]) -> tuple[li
             content = to_hf(config.model, index.vocab_size, eod=None, dtype="float32")
             copy_code(folder)
         layout.write_durably(folder / CONFIG, json.dumps(content))
-        return verify_folder(folder, model, tokenizer, f"the checkpoint made of {source}")
+        agreement = verify_folder(folder, model, tokenizer, f"the checkpoint made of {source}")
+    if agreement.tokenizer_fault is not None:
+        raise UserError(f"{source}: its tokenizer cannot be taken over ({agreement.tokenizer_fault})")
+    return agreement
