@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -171,15 +172,18 @@ HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 def _leave_group() -> None:
     """Destroy the process groups while Python is still whole.
 
-    Otherwise a thread of gloo may be about to release its last tensor when the interpreter goes, and the process aborts
-    ("terminate called without an active exception"): one exit in five of a loop of small collectives. After an
-    error the exit code is bad anyway, and the peers, perhaps stuck, need not be waited for.
+    A thread of gloo releases the tensors of the last collective only after that has returned, and needs the
+    interpreter's lock for it. Where the interpreter ends first, the process aborts ("terminate called without an
+    active exception"): one exit in five of a loop of small collectives. Destroying a group would wait for its
+    threads, if DeepSpeed did not hold it too; so the lock is also let go for a moment.
+    After an error the exit code is bad anyway, and the peers, perhaps stuck, need not be waited for.
     """
     import torch.distributed as dist
 
     failed = hasattr(sys, "last_value")
     if dist.is_initialized() and not failed:
         dist.destroy_process_group()
+        time.sleep(0.2)
 
 
 def _explicit(env: Mapping[str, str]) -> Placement:
