@@ -30,7 +30,7 @@ def main() -> None:
     texts = {name[5:]: bytes(text).decode() for name, text in reference.items() if name.startswith("text.")}
     tokenizer_fault = None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder) if texts else None
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True) if texts else None
         for number, text in texts.items():
             if tokenizer.encode(text, add_special_tokens=False) != reference[f"ids.{number}"].tolist():
                 tokenizer_fault = f"other ids for {text!r}"

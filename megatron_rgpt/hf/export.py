@@ -21,7 +21,7 @@ from megatron_rgpt.data.tokenizers.sentencepiece_model import SentencePieceToken
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.hf.hf_config import CONFIG, to_hf
 from megatron_rgpt.hf.model_card import model_card
-from megatron_rgpt.hf.names import hf_tensors
+from megatron_rgpt.hf.names import hf_tensors, logical_parameters
 from megatron_rgpt.hf.shards import write_shards
 from megatron_rgpt.hf.tokenizer_files import run_tokenizer, write_tokenizer
 from megatron_rgpt.hf.verify import Agreement, verify_folder
@@ -100,7 +100,7 @@ def _fill(
 ) -> tuple[str, Agreement, str | None]:
     """Write all files, then have them checked."""
     dense = config.model.layout.is_dense
-    _write_weights(folder, model, index, options)
+    _write_weights(folder, model, options)
     tokenizer = run_tokenizer(config.data)
     has_tokenizer = write_tokenizer(tokenizer, folder, config.model.seq_length)
     eod = tokenizer.eod if tokenizer.eod is not None and tokenizer.eod < index.vocab_size else None
@@ -122,20 +122,17 @@ def _fill(
     return content["architectures"][0], agreement, why
 
 
-def _write_weights(folder: Path, model: RecurrentTransformer, index: CheckpointIndex, options: ExportOptions) -> None:
-    theirs = hf_tensors(index.shapes, dense=model.config.layout.is_dense)
-    parameters = dict(model.named_parameters())
-    dtype = DTYPES[options.dtype]
+def _write_weights(folder: Path, model: RecurrentTransformer, options: ExportOptions) -> None:
+    ours, dtype = logical_parameters(model), DTYPES[options.dtype]
+    theirs = hf_tensors(ours, dense=model.config.layout.is_dense)
 
     def converted() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, shape in index.shapes.items():
-            # the logical rows: the vocabulary's padding stays here
-            logical = parameters[name].detach().narrow(0, 0, shape[0])
+        for name, tensor in ours.items():
             # a copy: the tensors of a file may not share memory
-            yield theirs[name].name, theirs[name].convert(logical.to(dtype, copy=True))
+            yield theirs[name].name, theirs[name].convert(tensor.to(dtype, copy=True))
 
     width = torch.empty((), dtype=dtype).element_size()
-    sizes = {theirs[name].name: torch.Size(shape).numel() * width for name, shape in index.shapes.items()}
+    sizes = {theirs[name].name: tensor.numel() * width for name, tensor in ours.items()}
     write_shards(folder, converted(), sizes, options.shard_bytes)
 
 

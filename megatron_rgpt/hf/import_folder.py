@@ -24,11 +24,11 @@ from megatron_rgpt.config.flags import to_yaml
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.hf.export import copy_code
 from megatron_rgpt.hf.hf_config import CONFIG, from_hf, read_hf_config, to_hf
-from megatron_rgpt.hf.names import HFTensor, hf_tensors
+from megatron_rgpt.hf.names import HFTensor, hf_tensors, logical_parameters
 from megatron_rgpt.hf.shards import FolderTensors
 from megatron_rgpt.hf.tokenizer_files import TRAINED_WITH, run_tokenizer
 from megatron_rgpt.hf.verify import Agreement, verify_folder
-from megatron_rgpt.model.recurrent import build_model
+from megatron_rgpt.model.recurrent import RecurrentTransformer
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _WEIGHTS = "weights-00000-of-00001.safetensors"
@@ -98,22 +98,21 @@ def import_folder(load: str, save: str) -> ImportReport:
 
 def _read(source: Path, config: ModelConfig, vocab_size: int) -> dict[str, torch.Tensor]:
     """Our tensors by canonical name, fp32; every tensor of the folder must have a place."""
-    _, registry = build_model(config, vocab_size, seed=0)
-    theirs = hf_tensors((entry.name for entry in registry), dense=config.layout.is_dense)
+    shapes = {name: tuple(tensor.shape) for name, tensor in logical_parameters(_empty(config, vocab_size)).items()}
+    theirs = hf_tensors(shapes, dense=config.layout.is_dense)
     weights = {}
     with FolderTensors(source) as tensors:
         found = set(tensors)
         if config.layout.is_dense and "wte.weight" in found:
             # saved from the bare GPT2Model, as OpenAI's are
             theirs = {name: HFTensor(t.name.removeprefix("transformer."), t.transposed) for name, t in theirs.items()}
-        for entry in registry:
-            tensor = theirs[entry.name].convert(tensors.read(theirs[entry.name].name))
-            if tuple(tensor.shape) != entry.shape:
+        for name, shape in shapes.items():
+            tensor = theirs[name].convert(tensors.read(theirs[name].name))
+            if tuple(tensor.shape) != shape:
                 raise UserError(
-                    f"{source}: {theirs[entry.name].name} has shape {list(tensor.shape)}, {CONFIG} says "
-                    f"{list(entry.shape)}"
+                    f"{source}: {theirs[name].name} has shape {list(tensor.shape)}, {CONFIG} says {list(shape)}"
                 )
-            weights[entry.name] = tensor
+            weights[name] = tensor
         unused = found - {tensor.name for tensor in theirs.values()}
         if "lm_head.weight" in unused:
             if not torch.equal(tensors.read("lm_head.weight"), weights["embedding.tokens"]):
@@ -124,6 +123,11 @@ def _read(source: Path, config: ModelConfig, vocab_size: int) -> dict[str, torch
     if unused:
         raise UserError(f"{source}: {sorted(unused)[0]} has no place in a {config.layout} model of ours")
     return weights
+
+
+def _empty(config: ModelConfig, vocab_size: int) -> RecurrentTransformer:
+    with torch.device("meta"):
+        return RecurrentTransformer(config, vocab_size)
 
 
 def _take_tokenizer(source: Path, run: Path, config: Config) -> Config:

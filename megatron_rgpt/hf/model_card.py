@@ -15,7 +15,7 @@ _USE = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER"{trust})
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER"{trust})
 prompt = tokenizer("Once upon a time", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50{arguments})[0]))
 ```"""

@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face folder is which parameter of ours. Knows names alone.
+"""Which tensor of a Hugging Face folder is which parameter of ours.
 
 A recurrent model is exported under our canonical names; a dense one under those of `GPT2LMHeadModel`, whose linear
 layers hold their matrices the other way round.
@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+
+from megatron_rgpt.model.recurrent import RecurrentTransformer
 
 _EMBEDDINGS = {"embedding.tokens": "wte", "embedding.positions": "wpe"}
 _GPT2_BLOCK = {
@@ -55,3 +57,9 @@ def _gpt2(name: str) -> HFTensor:
     assert prelude == "prelude", name
     transposed = kind == "weight" and not layer.endswith("norm")
     return HFTensor(f"transformer.h.{number}.{_GPT2_BLOCK[layer]}.{kind}", transposed)
+
+
+def logical_parameters(model: RecurrentTransformer) -> dict[str, torch.Tensor]:
+    """The parameters of a whole model by canonical name, without the padding of its vocabulary."""
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return parameters | {"embedding.tokens": parameters["embedding.tokens"][: model.vocab_size]}

@@ -59,7 +59,7 @@ def verify_folder(folder: Path, model: RecurrentTransformer, tokenizer: Tokenize
         }
         script = Path(__file__).with_name("check_export.py")
         command = [sys.executable, "-I", str(script), str(folder), str(reference), str(result)]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        ended = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if ended.returncode != 0:
             said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
             raise UserError(f"{what}: transformers cannot load it: {said[-1]}")

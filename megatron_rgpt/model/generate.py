@@ -1,36 +1,46 @@
-"""Sample a continuation from a model, without caches: each new token runs the model over the last S tokens."""
+"""Sample a continuation, token by token, from whatever says how likely each next token is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from megatron_rgpt.model.recurrent import RecurrentTransformer
 from megatron_rgpt.randomness import key
 
+NextLogits = Callable[[Sequence[int]], torch.Tensor]
+"""From all tokens so far to the logits [V] of the next one."""
 
-@torch.no_grad()
+
+def next_logits(model: RecurrentTransformer, depth: int | None = None) -> NextLogits:
+    """A model's own, without caches: each call runs it over the last S tokens. `depth` is r, default R."""
+
+    @torch.no_grad()
+    def logits_V(tokens: Sequence[int]) -> torch.Tensor:
+        return model(torch.tensor([tokens[-model.config.seq_length :]]), depth=depth)[0, -1].float()
+
+    return logits_V
+
+
 def generate(
-    model: RecurrentTransformer,
+    logits_of: NextLogits,
     prompt: Sequence[int],
     new_tokens: int,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
-    depth: int | None = None,
     seed: int = 0,
     stop: int | None = None,
 ) -> list[int]:
     """Up to `new_tokens` ids after the prompt (at least one id), ending early at `stop`.
 
-    Temperature 0 takes the likeliest token; `top_k` samples among the k likeliest; `depth` is r, default R.
+    Temperature 0 takes the likeliest token; `top_k` samples among the k likeliest.
     """
     generator = torch.Generator().manual_seed(key(seed, "generate") & (2**63 - 1))
     tokens = list(prompt)
     for _ in range(new_tokens):
-        window_1S = torch.tensor([tokens[-model.config.seq_length :]])
-        logits_V = model(window_1S, depth=depth)[0, -1].float()
+        logits_V = logits_of(tokens)
         if temperature == 0:
             token = int(logits_V.argmax())
         else:
