@@ -12,12 +12,12 @@ from megatron_rgpt.errors import UserError
 from megatron_rgpt.pipeline.costs import Cost, Costs
 from megatron_rgpt.pipeline.paths import visits
 from megatron_rgpt.pipeline.placement import HUB, Placement, check_stages
-from megatron_rgpt.pipeline.schedule import QUICK_EFFORT, USUAL_LIMITS, Limits, plan
+from megatron_rgpt.pipeline.schedule import USUAL_LIMITS, Limits, plan
 
 ENUMERATED = 20_000
 """Up to so many placements all are looked at; beyond, only those that a walk from balanced ones meets."""
-ROUNDS = ((48, 1), (12, 4), (4, 20))
-"""Placements that are simulated in each round, and with which multiple of `QUICK_EFFORT`."""
+ROUNDS = ((48, 12), (12, 48), (4, 240))
+"""Placements that are simulated in each round, and with which effort."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def search_placement(
             f"{memory.capacity / 1e9:.3g} GB a stage: use more stages, a smaller --micro-batch-size or --recompute step"
         )
     shortest: dict[Placement, int] = {}
-    for count, times in ROUNDS:
+    for count, effort in ROUNDS:
         for bound, placement in places[:count]:
             if not shortest or bound < min(shortest.values()):
-                step = plan(placement, depths, costs, limits(placement), effort=times * QUICK_EFFORT)
+                step = plan(placement, depths, costs, limits(placement), effort=effort)
                 shortest[placement] = min(step.makespan, shortest.get(placement, step.makespan))
         places = sorted((entry for entry in places if entry[1] in shortest), key=lambda entry: shortest[entry[1]])
     return places[0][1]
@@ -109,7 +109,7 @@ def predict_fill(
     limits: Limits = USUAL_LIMITS,
     *,
     target: float = 0.9,
-    effort: int = QUICK_EFFORT,
+    effort: int | None = None,
 ) -> Fill:
     """Predict the busy share of a step, and how many micro-batches of such depths would reach `target`.
 

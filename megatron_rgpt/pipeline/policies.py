@@ -9,12 +9,12 @@ justifies again.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from megatron_rgpt.pipeline.bounds import bounds, tails
-from megatron_rgpt.pipeline.simulate import Graph, Run, reversed_graph, run
+from megatron_rgpt.pipeline.graph import Graph, bounds, reversed_graph
+from megatron_rgpt.pipeline.simulate import Run, run
 
 SHAKES = (0.005, 0.01, 0.02, 0.04)
 """Standard deviations of a shake, in makespans."""
@@ -68,7 +68,6 @@ def search(graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int
     The first cap is tried first. `held` limits what each stage holds.
     """
     mirror = reversed_graph(graph)
-    limit = bounds(graph).best
     spent = 0
 
     def forward(urgency: Sequence[float], cap: int) -> Run:
@@ -85,15 +84,19 @@ def search(graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int
     found: list[tuple[int, int, int, Run]] = []
     shortest = None
     for cap in dict.fromkeys(caps):
-        for urgency in urgencies(graph):
+        for policy in POLICIES:
             if spent and spent >= 0.4 * effort:
                 break
-            first = forward(urgency, cap)
+            first = forward(urgencies(graph, policy), cap)
             shortest = min(shortest or first.makespan, first.makespan)
             second = justify(first, cap) if spent + 2 <= effort else first
             best = min(first, second, key=lambda step: step.makespan)
             found.append((best.makespan, len(found), cap, best))
     found.sort(key=lambda entry: entry[:2])
+    assert shortest is not None
+    if spent + 2 > effort:
+        return Search(found[0][3], found[0][2], shortest, found[0][0])
+    limit = bounds(graph).best
     improved = []
     for _, number, cap, best in found[:4]:
         current, stale = best, 0
@@ -111,33 +114,26 @@ def search(graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int
         if shaken.makespan <= current.makespan:
             current = shaken
         best = min(best, current, key=lambda step: step.makespan)
-    assert shortest is not None
     return Search(best, cap, shortest, makespan)
 
 
-def urgencies(graph: Graph) -> Iterator[list[float]]:
-    """The urgency of each operation under each policy."""
-    tail = tails(graph)
-    path = [0] * graph.jobs
-    for way, job in zip(tail, graph.job, strict=True):
-        path[job] = max(path[job], way)
-    longest = max(path) or 1
-    rising = sorted(range(graph.jobs), key=path.__getitem__)
-    falling = rising[::-1]
-    alternating = [job for pair in zip(falling, rising, strict=True) for job in pair][: graph.jobs]
-    orders = {"short first": rising, "long first": falling, "alternating": alternating}
-    places = {name: [0.0] * graph.jobs for name in orders}
-    for name, order in orders.items():
-        for position, job in enumerate(order):
-            places[name][job] = position / graph.jobs
-    way_left = [way / longest for way in tail]
-    for policy in POLICIES:
-        place = places[policy.entry]
-        yield [
-            # the last term breaks ties between jobs of one depth
-            -policy.path * way + policy.order * place[job] + policy.backward * backward + 1e-6 * place[job]
-            for way, job, backward in zip(way_left, graph.job, graph.backward, strict=True)
-        ]
+def urgencies(graph: Graph, policy: Policy) -> list[float]:
+    """The urgency of each operation under a policy."""
+    path = [graph.head[first] + graph.tail[first] for first in graph.first]
+    order = sorted(range(graph.jobs), key=path.__getitem__)
+    if policy.entry == "long first":
+        order.reverse()
+    elif policy.entry == "alternating":
+        order = [job for pair in zip(order[::-1], order, strict=True) for job in pair][: graph.jobs]
+    place = [0.0] * graph.jobs
+    for position, job in enumerate(order):
+        # the last term breaks ties between jobs of one depth
+        place[job] = (policy.order + 1e-6) * position / graph.jobs
+    path_weight = policy.path / max(*path, 1)
+    return [
+        place[job] - path_weight * way + policy.backward * backward
+        for way, job, backward in zip(graph.tail, graph.job, graph.backward, strict=True)
+    ]
 
 
 def _ends(graph: Graph, step: Run) -> list[int]:

@@ -16,17 +16,24 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from megatron_rgpt.errors import UserError
-from megatron_rgpt.pipeline.bounds import Bounds, bounds
 from megatron_rgpt.pipeline.costs import Costs
+from megatron_rgpt.pipeline.graph import Bounds, Graph, Task, bounds, build_graph, needs
 from megatron_rgpt.pipeline.paths import Visit, visits
 from megatron_rgpt.pipeline.placement import Placement
 from megatron_rgpt.pipeline.policies import search
-from megatron_rgpt.pipeline.simulate import Graph, Run, Task, build_graph, needs
+from megatron_rgpt.pipeline.simulate import Run
 
-QUICK_EFFORT = 12
-"""Simulated steps for a plan that serves one step: under 1 % of it (`tools/benchmark_pipeline.py planning`)."""
 THOROUGH_EFFORT = 3000
-"""Simulated steps for a plan that serves a run: seconds, once."""
+"""Simulated steps for a plan that serves a whole run: seconds, once."""
+
+
+def quick_effort(stages: int) -> int:
+    """Simulated steps for a plan that serves one step.
+
+    Planning takes time per operation, a step takes (operations / stages) times an operation's duration: so this keeps
+    planning at one share of the step, under 1 % (`tools/benchmark_pipeline.py planning`).
+    """
+    return max(3, 24 // stages)
 
 
 @dataclass(frozen=True)
@@ -191,12 +198,13 @@ def plan(
     *,
     forward_only: bool = False,
     exits: Sequence[int] = (),
-    effort: int = QUICK_EFFORT,
+    effort: int | None = None,
 ) -> Plan:
     """Plan one step: micro-batch i goes through the core `depths[i]` ≥ 0 times.
 
     `exits` lets h^(k) leave for coda and head for each k of it below the depth, besides the end. `effort` is how many
-    steps are simulated in search of a short one. Raises `UserError` where a micro-batch alone exceeds `limits`.
+    steps are simulated in search of a short one (None: `quick_effort`). Raises `UserError` where a micro-batch alone
+    exceeds `limits`.
     """
     assert depths and min(depths) >= 0, depths
     rising = sorted(depths)
@@ -205,6 +213,7 @@ def plan(
     graph = build_graph([tasks[depth] for depth in rising], placement.stages, forward_only=forward_only, hop=costs.hop)
     if limits.held is not None:
         _check_fit(graph, rising, limits.held)
+    effort = quick_effort(placement.stages) if effort is None else effort
     found = search(graph, limits.caps(placement.stages), effort, held=limits.held)
     return Plan(
         placement,
@@ -227,7 +236,7 @@ class Planner:
         costs: Costs,
         limits: Limits = USUAL_LIMITS,
         *,
-        effort: int = QUICK_EFFORT,
+        effort: int | None = None,
         kept: int = 32,
     ) -> None:
         self.placement, self.costs, self.limits, self.effort, self.kept = placement, costs, limits, effort, kept

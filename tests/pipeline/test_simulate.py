@@ -6,9 +6,9 @@ import itertools
 
 from hypothesis import given, settings
 
-from megatron_rgpt.pipeline.bounds import bounds
+from megatron_rgpt.pipeline.graph import Task, bounds, build_graph, reversed_graph
 from megatron_rgpt.pipeline.policies import search
-from megatron_rgpt.pipeline.simulate import Task, build_graph, reversed_graph, run
+from megatron_rgpt.pipeline.simulate import run
 from tests.pipeline.strategies import Case, cases
 
 
