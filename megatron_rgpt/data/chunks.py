@@ -84,6 +84,14 @@ class Chunk:
     end: Position
     disk_bytes: int
 
+    def held_bytes(self) -> int:
+        """About what it takes in memory."""
+        if isinstance(self.work, Lines):
+            return len(self.work.data)
+        if isinstance(self.work, Texts):
+            return sum(file.size for file in self.work.files)
+        return len(self.work.text) if isinstance(self.work, Piece) else 0
+
 
 class Cutter:
     """Cuts the files of a run.
@@ -156,7 +164,9 @@ class Cutter:
         behind = Position(number + 1) if until is None else Position(number, until)
         disk = 0
         try:
-            with InputStream(file.path, limit=None if until is None else until - begin.offset) as stream:
+            # A file that grows while it is read ends where it ended when the run began.
+            end = until if until is not None or file.compressed else file.size
+            with InputStream(file.path, limit=None if end is None else end - begin.offset) as stream:
                 stream.skip(begin.offset)
                 disk = stream.disk_position
                 feed = Feed(stream)

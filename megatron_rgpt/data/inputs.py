@@ -191,6 +191,17 @@ def read_whole(file: InputFile) -> bytes:
     return b"".join(parts)
 
 
+def refuse_changed(files: Sequence[InputFile]) -> None:
+    """Raises UserError where a file is no longer what it was when the run began. Lost ones were counted then."""
+    for file in files:
+        try:
+            status = os.stat(file.path)
+        except OSError:
+            continue
+        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+            raise UserError(f"{file.path}: changed while it was read: when it is finished, start anew with --overwrite")
+
+
 def absolute(files: Sequence[InputFile]) -> list[list[object]]:
     """What identifies the inputs of a run: path, size and time of each."""
     return [[str(Path(file.path).resolve()), file.size, file.mtime_ns] for file in files]

@@ -23,7 +23,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 TASKS_PER_WORKER = 2  # one in work, one waiting
-AHEAD_PER_WORKER = 4  # finished results that may wait for an earlier one
+AHEAD_PER_WORKER = 4  # tasks between the first unfinished one and the last one begun
+AHEAD_BYTES = 64 << 20
 
 
 class OrderedPool(Generic[Task, Result]):
@@ -49,8 +50,11 @@ class OrderedPool(Generic[Task, Result]):
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def map(self, tasks: Iterator[Task]) -> Iterator[tuple[Task, Result]]:
-        """Each task with its result, in order. At most a few tasks per worker are in memory."""
+    def map(self, tasks: Iterator[Task], size: Callable[[Task], int]) -> Iterator[tuple[Task, Result]]:
+        """Each task with its result, in order. At most a few tasks per worker are in memory.
+
+        `size` tells the bytes of a task: beyond `AHEAD_BYTES` no other one joins those in memory.
+        """
         if not self._pipes:
             for task in tasks:
                 yield task, self._function(task)
@@ -58,9 +62,9 @@ class OrderedPool(Generic[Task, Result]):
         waiting: deque[tuple[int, Task]] = deque()
         results: dict[int, Result] = {}
         load = dict.fromkeys(self._pipes, 0)
-        sent, more = 0, True
+        sent, held, more = 0, 0, True
         while True:
-            while more and len(waiting) < AHEAD_PER_WORKER * len(self._pipes):
+            while more and held <= AHEAD_BYTES and len(waiting) < AHEAD_PER_WORKER * len(self._pipes):
                 pipe = min(load, key=lambda candidate: load[candidate])
                 if load[pipe] >= TASKS_PER_WORKER:
                     break
@@ -71,11 +75,13 @@ class OrderedPool(Generic[Task, Result]):
                 self._send(pipe, (sent, task))
                 waiting.append((sent, task))
                 load[pipe] += 1
+                held += size(task)
                 sent += 1
             if not waiting:
                 return
             while waiting and waiting[0][0] in results:
                 number, task = waiting.popleft()
+                held -= size(task)
                 yield task, results.pop(number)
             if waiting:
                 for ready in wait([pipe for pipe in self._pipes if load[pipe]]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from megatron_rgpt.data.chunks import Chunk, Piece, PieceEnd, Trouble
 from megatron_rgpt.data.encode import EMPTY, Encoded, Encoder, Skip
+from megatron_rgpt.data.index_parts import MAX_SEQUENCE_TOKENS
 from megatron_rgpt.data.indexed_writer import IndexedWriter
 
 
@@ -49,6 +50,8 @@ class Output:
         failure = self._failure or (skips[0] if skips else None)
         if failure is None and not all(self._open or []):
             failure = Skip(where, EMPTY)
+        if failure is None and max(self._open or []) + len(self._end) > MAX_SEQUENCE_TOKENS:
+            failure = Skip(where, f"more tokens than the format holds in a sequence: {max(self._open or [])}")
         for writer in self.writers:
             if failure is not None:
                 writer.rollback()

@@ -15,6 +15,7 @@ from megatron_rgpt.data.chunks import Chunk, Cutter, Position
 from megatron_rgpt.data.encode import Encoded, Encoder
 from megatron_rgpt.data.indexed import best_dtype, bin_path, idx_path
 from megatron_rgpt.data.indexed_writer import IndexedWriter, WriterState, part_paths
+from megatron_rgpt.data.inputs import refuse_changed
 from megatron_rgpt.data.job import Job, Progress
 from megatron_rgpt.data.journal import Journal
 from megatron_rgpt.data.manifest import Manifest, manifest_path, write_manifest
@@ -83,7 +84,7 @@ def _convert(
     cutter = Cutter(job.files, job.keys, pieces=job.tokenizer.cuts_before_spaces)
     end = job.end or Position(len(job.files))
     saved = time.monotonic()
-    for chunk, encoded in pool.map(cutter.chunks(progress.position, end, job.start)):
+    for chunk, encoded in pool.map(cutter.chunks(progress.position, end, job.start), Chunk.held_bytes):
         skips = output.take(chunk, encoded)
         faults = [skip for skip in skips if not skip.harmless]
         if faults and job.stop_on_error:
@@ -97,6 +98,7 @@ def _convert(
             journal.save(progress, [writer.mark(durable=True) for writer in output.writers], [])
             saved = time.monotonic()
         report(progress)
+    refuse_changed(job.files)
 
 
 def _finish(job: Job, writers: list[IndexedWriter], manifests: list[Manifest], journal: Journal) -> None:

@@ -337,3 +337,15 @@ def test_a_run_with_another_tokenizer_is_refused_by_the_manifest(tmp_path: Path)
     check_tokenizer(str(tmp_path / "out_text_document"), BYTE)
     with pytest.raises(UserError, match=r"made with tokenizer 'byte'.*the run has 'gpt2'"):
         check_tokenizer(str(tmp_path / "out_text_document"), build_tokenizer("gpt2"))
+
+
+def test_an_input_that_grows_while_it_is_read_makes_no_pair(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", ["hello", "world"])
+
+    def report(progress: Progress) -> None:
+        with open(source, "a") as file:
+            file.write('{"text": "late"}\n')
+
+    with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
+        preprocess(job(tmp_path, source), report)
+    assert not list(tmp_path.glob("*.bin"))
