@@ -2,15 +2,15 @@
 
 A policy gives each operation an urgency and the simulator does the rest. Justification (Valls et al. 2005, for project
 scheduling) runs the step backwards in time, most urgent what ended last, then forwards again, most urgent what the
-mirrored schedule starts first; it closes gaps that no fixed priority sees. Local search shakes the best start times and
-justifies again.
+mirrored step ended last; it closes gaps that no fixed priority sees. Local search shakes the order of the best step
+and justifies again.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Literal, NamedTuple
 
 from megatron_rgpt.pipeline.graph import Graph, bounds, reversed_graph
@@ -20,6 +20,11 @@ SHAKES = (0.005, 0.01, 0.02, 0.04)
 """Standard deviations of a shake, in makespans."""
 SHAKEN_SHARES = (0.05, 0.2, 1.0)
 """Shares of the operations that a shake moves."""
+
+
+POLICIES_SHARE, JUSTIFICATION_SHARE = 0.4, 0.6
+"""Shares of the effort after which no further policy, and no further justification of the best ones, begins."""
+JUSTIFIED_ON = 4
 
 
 class Policy(NamedTuple):
@@ -52,69 +57,84 @@ POLICIES = (
 )
 
 
-@dataclass(frozen=True)
-class Search:
-    """The best step found, the cap it ran under, and what each phase of the search reached (makespans)."""
+class Trial(NamedTuple):
+    """A simulated step, and the cap of jobs in flight under which it runs."""
 
-    run: Run
+    makespan: int
+    number: int
+    """Of the trial, so that equal steps keep their order."""
     in_flight: int
-    by_policies: int
-    by_justification: int
+    run: Run
 
 
-def search(graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int] | None = None) -> Search:
+def search(graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int] | None = None) -> Trial:
     """The shortest step found within `effort` simulated steps (at least one), over these caps of jobs in flight.
 
     The first cap is tried first. `held` limits what each stage holds.
     """
-    mirror = reversed_graph(graph)
-    spent = 0
+    trials = _Trials(graph, effort, held)
+    found = sorted(_try_policies(trials, caps))
+    if trials.left >= 2 and found[0].makespan > bounds(graph).best:
+        found = sorted(_justify_on(trials, trial) for trial in found[:JUSTIFIED_ON])
+        return _shake_on(trials, found[0])
+    return found[0]
 
-    def forward(urgency: Sequence[float], cap: int) -> Run:
-        nonlocal spent
-        spent += 1
-        return run(graph, urgency, cap, held)
 
-    def justify(step: Run, cap: int) -> Run:
-        nonlocal spent
-        spent += 1
-        mirrored = run(mirror, [-end for end in _ends(graph, step)], cap)
-        return forward([-end for end in _ends(mirror, mirrored)], cap)
+class _Trials:
+    """Simulated steps of one graph, counted."""
 
-    found: list[tuple[int, int, int, Run]] = []
-    shortest = None
-    for cap in dict.fromkeys(caps):
-        for policy in POLICIES:
-            if spent and spent >= 0.4 * effort:
-                break
-            first = forward(urgencies(graph, policy), cap)
-            shortest = min(shortest or first.makespan, first.makespan)
-            second = justify(first, cap) if spent + 2 <= effort else first
-            best = min(first, second, key=lambda step: step.makespan)
-            found.append((best.makespan, len(found), cap, best))
-    found.sort(key=lambda entry: entry[:2])
-    assert shortest is not None
-    if spent + 2 > effort:
-        return Search(found[0][3], found[0][2], shortest, found[0][0])
-    limit = bounds(graph).best
-    improved = []
-    for _, number, cap, best in found[:4]:
-        current, stale = best, 0
-        while stale < 2 and spent + 2 <= 0.6 * effort and best.makespan > limit:
-            current = justify(current, cap)
-            stale += 1
-            if current.makespan < best.makespan:
-                best, stale = current, 0
-        improved.append((best.makespan, number, cap, best))
-    makespan, _, cap, best = min(improved, key=lambda entry: entry[:2])
-    current, generator = best, random.Random(0)
-    while spent + 3 <= effort and best.makespan > limit:
-        shaken = forward(_shake(current, generator), cap)
-        shaken = min(shaken, justify(shaken, cap), key=lambda step: step.makespan)
+    def __init__(self, graph: Graph, effort: int, held: Sequence[int] | None) -> None:
+        self.graph, self.mirror = graph, reversed_graph(graph)
+        self.effort, self.left, self.held = effort, effort, held
+
+    @property
+    def spent(self) -> float:
+        """Share of the effort."""
+        return 1 - self.left / self.effort
+
+    def step(self, urgency: Sequence[float], cap: int) -> Trial:
+        self.left -= 1
+        simulated = run(self.graph, urgency, cap, self.held)
+        return Trial(simulated.makespan, -self.left, cap, simulated)
+
+    def justified(self, trial: Trial) -> Trial:
+        """The trial's step, run backwards and forwards again."""
+        self.left -= 1
+        mirrored = run(self.mirror, [-end for end in trial.run.end], trial.in_flight)
+        return self.step([-end for end in mirrored.end], trial.in_flight)
+
+
+def _try_policies(trials: _Trials, caps: Sequence[int]) -> Iterator[Trial]:
+    """Each policy under each cap, while effort lasts, and justified once."""
+    for number, (cap, policy) in enumerate(product(dict.fromkeys(caps), POLICIES)):
+        if number and trials.spent >= POLICIES_SHARE:
+            return
+        trial = trials.step(urgencies(trials.graph, policy), cap)
+        yield min(trial, trials.justified(trial)) if trials.left >= 2 else trial
+
+
+def _justify_on(trials: _Trials, trial: Trial) -> Trial:
+    """The best of a chain of justifications that ends when two in a row bring nothing."""
+    current, best, stale = trial, trial, 0
+    while stale < 2 and trials.left >= 2 and trials.spent < JUSTIFICATION_SHARE:
+        current = trials.justified(current)
+        stale += 1
+        if current.makespan < best.makespan:
+            best, stale = current, 0
+    return best
+
+
+def _shake_on(trials: _Trials, trial: Trial) -> Trial:
+    """The best that shaking and justifying reaches, until effort ends or nothing can be shorter."""
+    limit = bounds(trials.graph).best
+    current, best, generator = trial, trial, random.Random(0)
+    while trials.left >= 3 and best.makespan > limit:
+        shaken = trials.step(_shaken(current.run, generator), trial.in_flight)
+        shaken = min(shaken, trials.justified(shaken))
         if shaken.makespan <= current.makespan:
             current = shaken
-        best = min(best, current, key=lambda step: step.makespan)
-    return Search(best, cap, shortest, makespan)
+        best = min(best, current)
+    return best
 
 
 def urgencies(graph: Graph, policy: Policy) -> list[float]:
@@ -136,12 +156,8 @@ def urgencies(graph: Graph, policy: Policy) -> list[float]:
     ]
 
 
-def _ends(graph: Graph, step: Run) -> list[int]:
-    return [start + duration for start, duration in zip(step.start, graph.duration, strict=True)]
-
-
-def _shake(step: Run, generator: random.Random) -> list[float]:
-    """Start times with noise on some."""
+def _shaken(step: Run, generator: random.Random) -> list[float]:
+    """Ends with noise on some."""
     spread = step.makespan * generator.choice(SHAKES)
     share = generator.choice(SHAKEN_SHARES)
-    return [start + generator.gauss(0, spread) if generator.random() < share else start for start in step.start]
+    return [end + generator.gauss(0, spread) if generator.random() < share else end for end in step.end]

@@ -142,8 +142,8 @@ class Plan:
         graph, spans = self.graph, []
         for operation in (event for event in self.run.log if event >= 0):
             micro_batch, visit = self._visit(operation)
-            start = self.run.start[operation]
-            end = start + graph.duration[operation]
+            end = self.run.end[operation]
+            start = end - graph.duration[operation]
             spans.append(Span(graph.stage[operation], micro_batch, visit, graph.backward[operation], start, end))
         return spans
 

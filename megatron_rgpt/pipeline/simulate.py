@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+import numpy as np
+
 from megatron_rgpt.pipeline.graph import Graph, needs
 
 
@@ -13,7 +15,8 @@ class Run(NamedTuple):
     """What came of a simulated step."""
 
     makespan: int
-    start: list[int]
+    end: list[int]
+    """Of each operation."""
     log: list[int]
     """What happened, in order: operation o starts (o), or is complete (-1 - o)."""
 
@@ -27,7 +30,7 @@ def run(graph: Graph, urgency: Sequence[float], in_flight: int, held: Sequence[i
     """
     stage, duration, after = graph.stage, graph.duration, graph.after
     # ranks instead of urgencies: whole numbers compare fastest, and ties are broken once and for all
-    by_rank = sorted(range(len(stage)), key=urgency.__getitem__)
+    by_rank = np.argsort(np.asarray(urgency), kind="stable").tolist()
     rank = [0] * len(stage)
     for position, operation in enumerate(by_rank):
         rank[operation] = position
@@ -39,7 +42,7 @@ def run(graph: Graph, urgency: Sequence[float], in_flight: int, held: Sequence[i
     ready: list[list[int]] = [[] for _ in range(graph.stages)]
     idle = [True] * graph.stages
     events: list[tuple[int, int]] = []
-    start = [0] * len(stage)
+    end = [0] * len(stage)
     log: list[int] = []
     arrival, hop, now, inside = len(stage), graph.hop, 0, 0
     job_of, let_go = graph.job, graph.held
@@ -68,9 +71,9 @@ def run(graph: Graph, urgency: Sequence[float], in_flight: int, held: Sequence[i
             if idle[place] and ready[place]:
                 operation = by_rank[heappop(ready[place])]
                 idle[place] = False
-                start[operation] = now
                 log.append(operation)
-                heappush(events, (now + duration[operation], operation))
+                end[operation] = finish = now + duration[operation]
+                heappush(events, (finish, operation))
         if not events:
             break
         touched.clear()
@@ -107,4 +110,4 @@ def run(graph: Graph, urgency: Sequence[float], in_flight: int, held: Sequence[i
                 break
             now, operation = heappop(events)
     assert not any(left), "operations that never became ready"
-    return Run(now, start, log)
+    return Run(now, end, log)

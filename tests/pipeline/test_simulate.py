@@ -27,9 +27,9 @@ def test_two_equal_jobs_overlap_as_far_as_one_stage_behind_the_other_allows():
     graph = build_graph([chain(0, 1), chain(0, 1)], 2)
     # stage 1 works 6 after the first forward pass and before the last backward pass: 1 + 6 + 2
     assert bounds(graph).best == 9
-    assert search(graph, [2], 20).run.makespan == 9
+    assert search(graph, [2], 20).makespan == 9
     # one at a time, the second starts when the first is done
-    assert search(graph, [1], 20).run.makespan == 12
+    assert search(graph, [1], 20).makespan == 12
 
 
 def test_the_search_finds_the_optimum_of_small_steps_that_enumeration_finds():
@@ -37,7 +37,7 @@ def test_the_search_finds_the_optimum_of_small_steps_that_enumeration_finds():
         graph = build_graph([chain(*way) for way in stages], 3)
         generator = range(len(graph.stage))
         tried = itertools.islice(itertools.permutations(generator), 0, 40_000, 7)
-        assert search(graph, [3], 200).run.makespan <= min(run(graph, urgency, 3).makespan for urgency in tried)
+        assert search(graph, [3], 200).makespan <= min(run(graph, urgency, 3).makespan for urgency in tried)
 
 
 def test_a_stage_takes_the_most_urgent_ready_operation_and_ties_break_alike():
@@ -55,4 +55,4 @@ def test_a_step_run_backwards_and_mirrored_keeps_the_order_of_every_path(case: C
     for operation, later in enumerate(step.graph.after):
         for other in later:
             hop = step.graph.hop if step.graph.stage[operation] != step.graph.stage[other] else 0
-            assert mirrored.start[other] + mirror.duration[other] + hop <= mirrored.start[operation]
+            assert mirrored.end[other] + hop <= mirrored.end[operation] - mirror.duration[operation]
