@@ -7,7 +7,7 @@ their order, and pieces end only where the tokenizer does not notice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_rgpt.data import giant
@@ -122,11 +122,8 @@ class Cutter:
                 number += len(group)
                 continue
             begin = start if number == start.file else Position(number)
-            name = (
-                f"{file.path}:byte {origin.offset}+line "
-                if number == origin.file and origin.offset
-                else f"{file.path}:"
-            )
+            within = number == origin.file and origin.offset
+            name = f"{file.path}:byte {origin.offset}+line " if within else f"{file.path}:"
             yield from self._lines(file, name, begin, end.offset if number == end.file else None)
             number += 1
 
@@ -158,6 +155,20 @@ class Cutter:
             failure = f"cannot read: {error.strerror}"
         yield Chunk(PieceEnd(file.path, failure), behind, file.size)
 
+    def _giant_line(self, feed: Feed, where: str, here: Position) -> Generator[Chunk, None, str | None]:
+        """The pieces of the line at the front of a feed, which then stands behind it; returns what was wrong."""
+        document = GiantLine(feed, self._keys)
+        failure = None
+        begun: set[int] = set()
+        try:
+            for key, text in document.pieces():
+                yield Chunk(Piece(where, key, text, key not in begun), here, 0)
+                begun.add(key)
+        except BadDocument as error:
+            failure = str(error)
+        clean = document.leave()
+        return failure or (None if clean else "broken JSON: more behind the object")
+
     def _lines(self, file: InputFile, name: str, begin: Position, until: int | None) -> Iterator[Chunk]:
         """The JSON lines of one file from `begin` up to byte `until`."""
         number, line = begin.file, begin.line
@@ -182,19 +193,9 @@ class Cutter:
                         disk, before = stream.disk_position, disk
                         yield Chunk(work, Position(number, begin.offset + feed.offset, line), disk - before)
                     elif self._pieces and len(feed.data) > giant.GIANT_BYTES:
-                        here = Position(number, begin.offset + feed.offset, line)
                         where = f"{name}{line}"
-                        document = GiantLine(feed, self._keys)
-                        failure = None
-                        begun: set[int] = set()
-                        try:
-                            for key, text in document.pieces():
-                                yield Chunk(Piece(where, key, text, key not in begun), here, 0)
-                                begun.add(key)
-                        except BadDocument as error:
-                            failure = str(error)
-                        if not document.leave() and failure is None:
-                            failure = "broken JSON: more behind the object"
+                        here = Position(number, begin.offset + feed.offset, line)
+                        failure = yield from self._giant_line(feed, where, here)
                         line += 1
                         searched = 0
                         disk, before = stream.disk_position, disk

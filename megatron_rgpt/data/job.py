@@ -40,6 +40,9 @@ class Job:
             raise UserError(f"--append-eod: tokenizer {self.tokenizer.name} has no end-of-document token")
         if len(set(self.keys)) != len(self.keys) or not self.keys:
             raise UserError(f"--json-keys {' '.join(self.keys)}: give each key once")
+        text = next((file.path for file in self.files if file.format == "text"), None)
+        if text is not None and len(self.keys) > 1:
+            raise UserError(f"--json-keys {' '.join(self.keys)}: {text} is text, which has no keys: give JSONL alone")
 
     @property
     def prefixes(self) -> list[str]:

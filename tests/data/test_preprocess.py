@@ -349,3 +349,9 @@ def test_an_input_that_grows_while_it_is_read_makes_no_pair(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"a\.jsonl: changed while it was read"):
         preprocess(job(tmp_path, source), report)
     assert not list(tmp_path.glob("*.bin"))
+
+
+def test_text_files_have_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UserError, match=r"--json-keys a b: .*a\.txt is text"):
+        job(tmp_path, tmp_path / "a.txt", keys=("a", "b"))
