@@ -26,20 +26,20 @@ def main() -> None:
         from megatron_rgpt.training.prepare import check_complete, check_inputs, prepare, resolve_config
 
         ranks = invocation.world_size or placement.world_size
-        config, batch = resolve_config(invocation.config, ranks, invocation.given)
+        config, batch, shape = resolve_config(invocation.config, ranks, invocation.given)
         if not invocation.dry_run:
             check_complete(config, batch)
     with exit_on_user_error():
         if invocation.dry_run:
-            facts = {**describe(config, batch), "data": check_inputs(config, batch)}
+            facts = {**describe(config, batch, shape), "data": check_inputs(config, batch, shape)}
             print(json.dumps(facts, indent=1) if invocation.json else describe_as_text(facts))
             return
-        run = prepare(config, batch, first_rank=placement.rank == 0)
+        run = prepare(config, batch, shape, first_rank=placement.rank == 0)
         ranks_table = start(placement, config.parallel.distributed_timeout_minutes)
 
         from megatron_rgpt.training.loop import train
 
-        train(run, f"{ranks_table}\n{describe_as_text(describe(config, batch))}", notice)
+        train(run, f"{ranks_table}\n{describe_as_text(describe(config, batch, shape))}", notice)
 
 
 if __name__ == "__main__":

@@ -36,20 +36,23 @@ def fill_normal_(out: torch.Tensor, draw_key: int) -> torch.Tensor:
 class Noise:
     """The noise of one micro-batch: for each recurrence and purpose, standard normal numbers per sample.
 
-    `ordinals` are the samples' numbers in the run. Draws are fp32, so that runs in other precisions see the same.
+    `ordinals` are the samples' numbers in the run. Draws are fp32, so that runs in other precisions see the same. Where
+    the sequence is cut into `parts`, each rank draws all of it and keeps its `part`.
     """
 
     seed: int
     ordinals: tuple[int, ...]
+    part: int = 0
+    parts: int = 1
 
-    def draw_SBD(self, purpose: str, step: int, like_SBD: torch.Tensor) -> torch.Tensor:
-        """Noise in the shape, dtype and device of `like_SBD`, whose B samples are those of `ordinals`."""
-        S, B, D = like_SBD.shape
+    def draw_sBD(self, purpose: str, step: int, like_sBD: torch.Tensor) -> torch.Tensor:
+        """Noise in the shape, dtype and device of `like_sBD`, whose B samples are those of `ordinals`."""
+        s, B, D = like_sBD.shape
         assert len(self.ordinals) == B, f"{B} samples, {len(self.ordinals)} ordinals"
-        noise_BSD = torch.empty(B, S, D, device=like_SBD.device)
+        noise_BSD = torch.empty(B, s * self.parts, D, device=like_sBD.device)
         for row_SD, ordinal in zip(noise_BSD, self.ordinals, strict=True):
             fill_normal_(row_SD, key(self.seed, purpose, ordinal, step))
-        return noise_BSD.transpose(0, 1).to(like_SBD.dtype)
+        return noise_BSD[:, self.part * s : (self.part + 1) * s].transpose(0, 1).to(like_sBD.dtype)
 
 
 def step_depths(seed: int, first_ordinal: int, *, sampling: str, groups: int, smallest: int, largest: int) -> list[int]:

@@ -32,7 +32,7 @@ def test_a_draw_is_the_same_whatever_was_drawn_before() -> None:
 def test_noise_is_standard_normal_and_of_its_own_for_each_step_purpose_and_sample() -> None:
     noise = Noise(seed=1, ordinals=(0, 1))
     like = torch.empty(64, 2, 32)
-    draws = [noise.draw_SBD(purpose, step, like)[:, row] for purpose in ("a", "b") for step in (1, 2) for row in (0, 1)]
+    draws = [noise.draw_sBD(purpose, step, like)[:, row] for purpose in ("a", "b") for step in (1, 2) for row in (0, 1)]
     flat = torch.stack([draw.flatten() for draw in draws])
     assert flat.mean().abs() < 0.02 and abs(flat.std() - 1) < 0.02
     correlations = torch.corrcoef(flat) - torch.eye(len(draws))
@@ -41,13 +41,13 @@ def test_noise_is_standard_normal_and_of_its_own_for_each_step_purpose_and_sampl
 
 def test_noise_in_fp64_is_the_fp32_draw() -> None:
     noise = Noise(seed=1, ordinals=(4,))
-    single, double = (noise.draw_SBD("a", 1, torch.empty(8, 1, 4, dtype=d)) for d in (torch.float32, torch.float64))
+    single, double = (noise.draw_sBD("a", 1, torch.empty(8, 1, 4, dtype=d)) for d in (torch.float32, torch.float64))
     assert torch.equal(single.double(), double)
 
 
 def test_noise_for_another_number_of_samples_than_ordinals_is_refused() -> None:
     with pytest.raises(AssertionError, match="3 samples, 2 ordinals"):
-        Noise(seed=1, ordinals=(0, 1)).draw_SBD("a", 1, torch.empty(4, 3, 2))
+        Noise(seed=1, ordinals=(0, 1)).draw_sBD("a", 1, torch.empty(4, 3, 2))
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "stratified"])

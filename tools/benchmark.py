@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from megatron_rgpt.config import Config, Layout, ModelConfig, plan_batch
 from megatron_rgpt.errors import exit_on_user_error
 from megatron_rgpt.model.counts import executed_flops_per_token
-from megatron_rgpt.model.embedding import token_loss_BS
 from megatron_rgpt.model.recurrent import RecurrentTransformer, build_model
 from megatron_rgpt.randomness import Noise
 
@@ -68,7 +67,7 @@ def listing_loss(model: RecurrentTransformer, tokens_BS: torch.Tensor, labels_BS
         h_SBD = g_SBD * h_SBD + (1 - g_SBD) * o_SBD
     for block in model.coda:
         h_SBD = block(h_SBD)
-    return token_loss_BS(model.head(h_SBD), labels_BS).mean()
+    return model.head(h_SBD, labels_BS).mean()
 
 
 def benchmark_model(args: argparse.Namespace) -> None:
@@ -101,7 +100,7 @@ def benchmark_model(args: argparse.Namespace) -> None:
     def head() -> None:
         model.zero_grad()
         states = torch.zeros(args.seq_length, args.batch, args.hidden_size, device=device, requires_grad=True)
-        token_loss_BS(model.head(states), tokens[:, 1:]).mean().backward()
+        model.head(states, tokens[:, 1:]).mean().backward()
 
     medians = interleaved_medians(
         {"ours": ours(noise), "listing": listing, "ours without noise": ours(None), "head": head}, args.rounds
@@ -150,11 +149,11 @@ def benchmark_loop(args: argparse.Namespace) -> None:
             eval_iters=0,
             save=f"{folder}/run",
         )
-        config, batch = resolve_config(config, 1)
+        config, batch, shape = resolve_config(config, 1)
         step = _bare_step(config)
         for number in range(args.rounds + 1):
             run = f"{folder}/run{number}"
-            train(prepare(config.changed(save=run), batch, first_rank=True), "", Notice(()))
+            train(prepare(config.changed(save=run), batch, shape, first_rank=True), "", Notice(()))
             start_seconds = time.perf_counter()
             for _ in range(iterations // 2):
                 step()
@@ -204,7 +203,8 @@ def benchmark_memory(args: argparse.Namespace) -> None:
 def _memory_on_rank(rank: int, port: int) -> None:
     from megatron_rgpt.checkpoint.tensors import MOMENTS, EngineTensors
     from megatron_rgpt.parallel.launch import Placement, start
-    from megatron_rgpt.training.engine import build_engine
+    from megatron_rgpt.parallel.mesh import Mesh, MeshShape
+    from megatron_rgpt.training.engine import Engine
 
     start(Placement(rank, 2, rank, 2, "127.0.0.1", port, "benchmark"), timeout_minutes=5)
     config = Config().changed(
@@ -213,7 +213,8 @@ def _memory_on_rank(rank: int, port: int) -> None:
     held = {}
     for stage in (0, 1):
         model, registry = build_model(config.model, config.data.vocab_size, seed=1)
-        engine = build_engine(model, registry, config.changed(zero_stage=stage), plan_batch(config, 2))
+        mesh = Mesh.build(MeshShape.of(2))
+        engine = Engine(model, registry, config.changed(zero_stage=stage), plan_batch(config, 2), mesh).deepspeed
         EngineTensors(engine)
         states = engine.basic_optimizer.state.values()
         held[stage] = sum(state[moment].nbytes for state in states for moment in MOMENTS)

@@ -55,7 +55,7 @@ def load_weights(tensors: CheckpointTensors, registry: Registry) -> None:
                 f"{INDEX}: {entry.name} has shape {list(logical.shape)}, the model's is {list(entry.shape)}"
             )
         with torch.no_grad():
-            entry.parameter.copy_(entry.padded(logical))
+            entry.parameter.copy_(entry.take(logical))
 
 
 def load_model(path: str) -> tuple[RecurrentTransformer, Config, CheckpointIndex]:

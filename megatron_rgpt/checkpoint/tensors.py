@@ -1,7 +1,7 @@
 """The logical tensors behind a DeepSpeed engine: master weights and Adam's moments, read and written by parameter.
 
 DeepSpeed keeps them flattened and partitioned, differently at each ZeRO stage. Here every stage is the same: a rank
-holds a contiguous fragment (perhaps none) of each flattened parameter. Reads are collective.
+holds a contiguous fragment (perhaps none) of its slice, flattened, of each parameter. Reads are collective.
 """
 
 from __future__ import annotations
@@ -48,16 +48,22 @@ class EngineTensors:
         """The whole logical tensor on every rank, on the engine's device; fp32, or fp64 in an fp64 run."""
         start, fragment = self._fragment(entry, kind)
         if self._stage == 0:
-            return entry.logical(fragment.view(entry.held))
-        whole = torch.zeros(torch.Size(entry.held).numel(), dtype=self._dtype(), device=self._engine.device)
-        whole[start : start + fragment.numel()] = fragment
-        dist.all_reduce(whole, group=self._engine.data_parallel_group)
-        return entry.logical(whole.view(entry.held))
+            held = fragment.view(entry.held)
+        else:
+            flat = torch.zeros(torch.Size(entry.held).numel(), dtype=self._dtype(), device=self._engine.device)
+            flat[start : start + fragment.numel()] = fragment
+            dist.all_reduce(flat, group=self._engine.data_parallel_group)
+            held = flat.view(entry.held)
+        if not entry.sharded:
+            return held[: entry.shape[0]]
+        whole = entry.put(held).contiguous()
+        dist.all_reduce(whole, group=entry.tp.handle)
+        return whole
 
     def write(self, entry: Entry, kind: Kind, logical: torch.Tensor) -> None:
         """Set this rank's fragment from the whole logical tensor."""
         start, fragment = self._fragment(entry, kind)
-        part = entry.padded(logical).flatten()[start : start + fragment.numel()].to(fragment)
+        part = entry.take(logical).flatten()[start : start + fragment.numel()].to(fragment)
         if self._stage < 3:
             fragment.copy_(part)
             return

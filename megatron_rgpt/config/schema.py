@@ -199,6 +199,8 @@ class TrainingConfig:
 class ParallelConfig:
     """How the work is spread over ranks."""
 
+    tensor_model_parallel_size: int = option(1, "ranks that share each layer's weights, heads and the sequence")
+    sequence_parallel: bool = option(True, "tensor parallelism always shards the residual stream along the sequence")
     zero_stage: int = option(1, "DeepSpeed ZeRO stage, 0 to 3")
     deepspeed_config: str | None = option(
         None, 'further DeepSpeed JSON, merged in; "auto" values are filled, contradictions are errors'
@@ -206,6 +208,13 @@ class ParallelConfig:
     distributed_timeout_minutes: float = option(10.0, "how long a collective may wait for a rank")
 
     def __post_init__(self) -> None:
+        tp = self.tensor_model_parallel_size
+        require(tp > 0, f"--tensor-model-parallel-size {tp}: must be positive")
+        require(
+            self.sequence_parallel or tp == 1,
+            "--no-sequence-parallel: tensor parallelism is always sequence-parallel here (the same bytes travel, and "
+            "activations are sharded): leave it out",
+        )
         require(self.zero_stage in (0, 1, 2, 3), f"--zero-stage {self.zero_stage}: must be 0, 1, 2 or 3")
         require(
             self.distributed_timeout_minutes > 0,
@@ -272,7 +281,14 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def __post_init__(self) -> None:
-        layout = self.model.layout
+        layout, tp = self.model.layout, self.parallel.tensor_model_parallel_size
+        for flag, size in (
+            ("num-attention-heads", self.model.num_attention_heads),
+            ("seq-length", self.model.seq_length),
+        ):
+            require(
+                size % tp == 0, f"--tensor-model-parallel-size {tp} does not divide --{flag} {size}: choose a divisor"
+            )
         require(
             layout.is_dense or self.depth.min_recurrences <= layout.recurrences,
             f"--min-recurrences {self.depth.min_recurrences} is above R = {layout.recurrences} of --layout {layout}",

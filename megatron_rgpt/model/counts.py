@@ -43,6 +43,12 @@ def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCounts:
     )
 
 
+def count_sharded(config: ModelConfig, vocab_size: int) -> int:
+    """Parameters of `count_parameters` that tensor-parallel ranks share out; the others are on every one."""
+    D = config.hidden_size
+    return vocab_size * D + config.layout.unique_blocks * (12 * D * D + 7 * D)
+
+
 def paper_flops_per_token(config: ModelConfig, depth: int | None = None) -> int:
     """Forward FLOPs per token by Eq. 1: (p + b r + c)(24 d² + 4 S d) + r 10 d², without the head."""
     depth = config.layout.recurrences if depth is None else depth

@@ -2,6 +2,8 @@
 
 Both are linear in [state, anchor], so each is held as its two halves: `W [h, a] = W_state h + W_anchor a`. The anchor
 does not change over the loop, so its half can be computed once per forward: 6d² FLOPs a step instead of 10d².
+All of it is local to a token: under tensor parallelism it works on the rank's shard of the sequence and communicates
+no activations.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from megatron_rgpt.config import ModelConfig
-from megatron_rgpt.model.layers import linear, norm
+from megatron_rgpt.parallel.layers import linear, norm
 
 
 class Projection(nn.Module):
@@ -23,8 +25,8 @@ class Projection(nn.Module):
         self.state = linear(D, D, std, bias=None)
         self.anchor = linear(D, D, std, bias=None)
 
-    def forward(self, h_SBD: torch.Tensor, anchor_term_SBD: torch.Tensor) -> torch.Tensor:
-        return self.state(h_SBD) + anchor_term_SBD
+    def forward(self, h_sBD: torch.Tensor, anchor_term_sBD: torch.Tensor) -> torch.Tensor:
+        return self.state(h_sBD) + anchor_term_sBD
 
 
 class Gate(nn.Module):
@@ -40,16 +42,16 @@ class Gate(nn.Module):
         self.anchor = linear(D, D, std)
         self.out = linear(D, D, std, bias=config.gate_bias)
 
-    def anchor_term(self, h_pre_SBD: torch.Tensor) -> torch.Tensor:
+    def anchor_term(self, h_pre_sBD: torch.Tensor) -> torch.Tensor:
         """The anchor's half of the first layer, with its bias."""
-        return self.anchor(self.anchor_norm(h_pre_SBD))
+        return self.anchor(self.anchor_norm(h_pre_sBD))
 
     def forward(
-        self, h_SBD: torch.Tensor, anchor_term_SBD: torch.Tensor, noise_SBD: torch.Tensor | None
+        self, h_sBD: torch.Tensor, anchor_term_sBD: torch.Tensor, noise_sBD: torch.Tensor | None
     ) -> torch.Tensor:
-        logit_SBD = self.out(F.silu(self.state(self.state_norm(h_SBD)) + anchor_term_SBD))
+        logit_sBD = self.out(F.silu(self.state(self.state_norm(h_sBD)) + anchor_term_sBD))
         if self.temperature != 1.0:
-            logit_SBD = logit_SBD / self.temperature
-        if noise_SBD is not None:
-            logit_SBD = logit_SBD + noise_SBD
-        return torch.sigmoid(logit_SBD)
+            logit_sBD = logit_sBD / self.temperature
+        if noise_sBD is not None:
+            logit_sBD = logit_sBD + noise_sBD
+        return torch.sigmoid(logit_sBD)

@@ -1,11 +1,13 @@
 """The recurrent-depth transformer: prelude, looped core, coda (paper Listing A.1); without a core, dense GPT-2.
 
-Shapes: S sequence, B samples, D hidden size, V vocabulary. Activations are [S, B, D]; tokens and labels are [B, S].
+Shapes: S sequence, s = S/tp the part of it on this rank, B samples, D hidden size, V vocabulary. Activations are
+[s, B, D]; tokens and labels are [B, S].
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,8 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 from megatron_rgpt.config import ModelConfig
 from megatron_rgpt.model.block import Block
-from megatron_rgpt.model.embedding import Embedding, Head, token_loss_BS
+from megatron_rgpt.model.head import Head
 from megatron_rgpt.model.recurrence import RecurrentGPT, StepContext
+from megatron_rgpt.parallel.layers import VocabParallelEmbedding
+from megatron_rgpt.parallel.mesh import ALONE, Group
 from megatron_rgpt.parallel.registry import Registry
 from megatron_rgpt.randomness import Noise
 
@@ -22,16 +26,18 @@ from megatron_rgpt.randomness import Noise
 class RecurrentTransformer(nn.Module):
     """A model of any layout. `recompute` keeps only block inputs and h^(k) for the backward pass."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, recompute: bool = False) -> None:
+    def __init__(self, config: ModelConfig, vocab_size: int, *, recompute: bool = False, tp: Group = ALONE) -> None:
         super().__init__()
         layout = config.layout
-        self.config, self.vocab_size, self.recompute = config, vocab_size, recompute
-        self.embedding = Embedding(config, vocab_size)
-        self.prelude = nn.ModuleList(Block(config) for _ in range(layout.prelude))
-        self.core = nn.ModuleList(Block(config) for _ in range(layout.core))
+        self.config, self.vocab_size, self.recompute, self.tp = config, vocab_size, recompute, tp
+        self.embedding = VocabParallelEmbedding(
+            vocab_size, config.seq_length, config.hidden_size, config.init_method_std, tp
+        )
+        self.prelude = nn.ModuleList(Block(config, tp) for _ in range(layout.prelude))
+        self.core = nn.ModuleList(Block(config, tp) for _ in range(layout.core))
         self.rule = None if layout.is_dense else RecurrentGPT(config)
-        self.coda = nn.ModuleList(Block(config) for _ in range(layout.coda))
-        self.head = Head(config, vocab_size, self.embedding)
+        self.coda = nn.ModuleList(Block(config, tp) for _ in range(layout.coda))
+        self.head = Head(config, vocab_size, self.embedding, tp)
 
     def forward(
         self,
@@ -49,12 +55,14 @@ class RecurrentTransformer(nn.Module):
         order: the result then has a leading dimension of that length. Noise is off unless given.
         """
         depths = [self.default_depth if depth is None else depth] if exits is None else list(exits)
+        if noise is not None:
+            noise = replace(noise, part=self.tp.rank, parts=self.tp.size)
         results = []
-        for state_SBD in self._states(tokens_BS, depths, noise, gate_override):
-            logits_SBV = self._leave(state_SBD)
-            results.append(
-                logits_SBV.transpose(0, 1) if labels_BS is None else token_loss_BS(logits_SBV, labels_BS).mean()
-            )
+        for state_sBD in self._states(tokens_BS, depths, noise, gate_override):
+            for block in self.coda:
+                state_sBD = self._run(block, state_sBD)
+            result = self.head(state_sBD, labels_BS)
+            results.append(result if labels_BS is None else result.mean())
         return results[0] if exits is None else torch.stack(results)
 
     @property
@@ -66,43 +74,38 @@ class RecurrentTransformer(nn.Module):
         self, tokens_BS: torch.Tensor, depths: Sequence[int], noise: Noise | None, gate_override: float | None
     ) -> Iterator[torch.Tensor]:
         """h^(k) for each k of `depths`, in rising order."""
-        h_SBD = self.embedding(tokens_BS)
+        h_sBD = self.embedding(tokens_BS)
         for block in self.prelude:
-            h_SBD = self._run(block, h_SBD)
+            h_sBD = self._run(block, h_sBD)
         assert list(depths) == sorted(depths) and (self.rule is not None or depths[-1] == 0), depths
         anchor = ()
         if depths[-1] > 0:
-            h_SBD, anchor = self.rule.start(h_SBD)
+            h_sBD, anchor = self.rule.start(h_sBD)
         step = 0
         for depth in depths:
             while step < depth:
                 step += 1
-                h_SBD = self._run(self._recur, h_SBD, anchor, StepContext(step, noise, gate_override))
+                h_sBD = self._run(self._recur, h_sBD, anchor, StepContext(step, noise, gate_override))
             if step == 0 and torch.is_grad_enabled() and self.rule is not None:
-                h_SBD = self._untouched(h_SBD, noise, gate_override)
-            yield h_SBD
+                h_sBD = self._untouched(h_sBD, noise, gate_override)
+            yield h_sBD
 
-    def _recur(self, state_SBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
+    def _recur(self, state_sBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
         """One recurrence: the unit of recomputation and of compilation."""
-        o_SBD = self.rule.project(state_SBD, anchor, context)
+        o_sBD = self.rule.project(state_sBD, anchor, context)
         arguments = self.rule.core_arguments(context)
         for block in self.core:
-            o_SBD = block(o_SBD, **arguments)
-        return self.rule.update(state_SBD, o_SBD, anchor, context)
+            o_sBD = block(o_sBD, **arguments)
+        return self.rule.update(state_sBD, o_sBD, anchor, context)
 
-    def _untouched(self, h_SBD: torch.Tensor, noise: Noise | None, gate_override: float | None) -> torch.Tensor:
+    def _untouched(self, h_sBD: torch.Tensor, noise: Noise | None, gate_override: float | None) -> torch.Tensor:
         """h itself, with zero gradients for the loop's parameters, by a step whose result is thrown away.
 
         Training at depth 0 alone would leave them without gradients, and ZeRO-3 would then use the last step's.
         """
-        state_SBD, anchor = self.rule.start(h_SBD)
-        unused_SBD = self._run(self._recur, state_SBD, anchor, StepContext(1, noise, gate_override))
-        return torch.where(torch.zeros_like(h_SBD, dtype=torch.bool), unused_SBD, h_SBD)
-
-    def _leave(self, state_SBD: torch.Tensor) -> torch.Tensor:
-        for block in self.coda:
-            state_SBD = self._run(block, state_SBD)
-        return self.head(state_SBD)
+        state_sBD, anchor = self.rule.start(h_sBD)
+        unused_sBD = self._run(self._recur, state_sBD, anchor, StepContext(1, noise, gate_override))
+        return torch.where(torch.zeros_like(h_sBD, dtype=torch.bool), unused_sBD, h_sBD)
 
     def _run(self, function, *arguments):
         if self.recompute and torch.is_grad_enabled():
@@ -113,10 +116,10 @@ class RecurrentTransformer(nn.Module):
 
 
 def build_model(
-    config: ModelConfig, vocab_size: int, seed: int, *, recompute: bool = False
+    config: ModelConfig, vocab_size: int, seed: int, *, recompute: bool = False, tp: Group = ALONE
 ) -> tuple[RecurrentTransformer, Registry]:
-    """A model with its initial weights, fp32 on the CPU, and its registry."""
-    model = RecurrentTransformer(config, vocab_size, recompute=recompute)
-    registry = Registry(model)
+    """This rank's part of a model with its initial weights, fp32 on the CPU, and its registry."""
+    model = RecurrentTransformer(config, vocab_size, recompute=recompute, tp=tp)
+    registry = Registry(model, tp)
     registry.initialize(seed)
     return model, registry

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
 
 from megatron_rgpt.config import BatchPlan, Config
+from megatron_rgpt.data.datasets import Dataset
 from megatron_rgpt.data.sampler import batches
 from megatron_rgpt.randomness import Noise, key
+from megatron_rgpt.training.engine import Engine
 
 
 def exits_to_evaluate(config: Config) -> list[int]:
@@ -17,24 +18,22 @@ def exits_to_evaluate(config: Config) -> list[int]:
     return list(range(largest + 1)) if config.evaluation.eval_exits == "all" else [largest]
 
 
-@torch.no_grad()
-def evaluate(engine: DeepSpeedEngine, dataset, config: Config, batch: BatchPlan) -> list[float]:
+def evaluate(engine: Engine, dataset: Dataset, config: Config, batch: BatchPlan) -> list[float]:
     """Mean loss in nats per token at each exit, over the same first `eval_iters` global batches each time.
 
     Collective; every rank gets the result. Noise is off unless `--eval-noise`.
     """
-    rank, exits = dist.get_rank(), exits_to_evaluate(config)
+    exits, data = exits_to_evaluate(config), engine.mesh.data
     samples = config.evaluation.eval_iters * batch.global_batch_size
     total = torch.zeros(len(exits), dtype=torch.float64, device=engine.device)
-    engine.eval()
-    feed = batches(dataset, 0, batch.micro_batch_size, rank, batch.data_parallel_size)
-    for _ in range(samples // batch.chunk):
-        ordinals, tokens = next(feed)
-        tokens_BS1 = torch.from_numpy(tokens).to(engine.device)
-        noise = None
-        if config.model.eval_noise:
-            noise = Noise(key(config.training.seed, "evaluation"), tuple(ordinals.tolist()))
-        total += engine(tokens_BS1[:, :-1], tokens_BS1[:, 1:], exits=exits, noise=noise)
-    engine.train()
-    dist.all_reduce(total)
+    feed = batches(dataset, 0, batch.micro_batch_size, data.rank, data.size)
+    with engine.evaluating():
+        for _ in range(samples // batch.chunk):
+            ordinals, tokens = next(feed)
+            tokens_BS1 = torch.from_numpy(tokens).to(engine.device)
+            noise = None
+            if config.model.eval_noise:
+                noise = Noise(key(config.training.seed, "evaluation"), tuple(ordinals.tolist()))
+            total += engine(tokens_BS1[:, :-1], tokens_BS1[:, 1:], exits=exits, noise=noise)
+    dist.all_reduce(total, group=data.handle)
     return (total * batch.micro_batch_size / samples).tolist()

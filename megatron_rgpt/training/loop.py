@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
 
 from megatron_rgpt.checkpoint.fits import model_facts
 from megatron_rgpt.checkpoint.layout import CONFIG, CheckpointIndex, write_durably
@@ -24,12 +23,13 @@ from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import executed_flops_per_token
 from megatron_rgpt.model.recurrent import build_model
 from megatron_rgpt.parallel.agreement import on_first_rank
+from megatron_rgpt.parallel.mesh import Mesh
 from megatron_rgpt.parallel.notice import Notice
 from megatron_rgpt.parallel.registry import Registry
 from megatron_rgpt.randomness import Noise
 from megatron_rgpt.training.clock import Clock, peak_memory_gib
 from megatron_rgpt.training.depth import micro_step_depths
-from megatron_rgpt.training.engine import apply_gradients, build_engine, set_learning_rate
+from megatron_rgpt.training.engine import Engine
 from megatron_rgpt.training.evaluation import evaluate, exits_to_evaluate
 from megatron_rgpt.training.learning_rate import learning_rate
 from megatron_rgpt.training.prepare import PreparedRun
@@ -39,7 +39,7 @@ from megatron_rgpt.training.run_log import IterationReport, RunLog
 def train(run: PreparedRun, headline: str, notice: Notice) -> None:
     """Train from where `run` starts to its end, or until any rank's `notice` asks to leave. Every rank calls this."""
     config, batch = run.config, run.batch
-    engine, registry, tensors = build(run)
+    engine, tensors = build(run, Mesh.build(run.mesh_shape))
     log = RunLog(
         config, first_rank=dist.get_rank() == 0, start_iteration=run.start_iteration, train_iters=batch.train_iters
     )
@@ -49,7 +49,7 @@ def train(run: PreparedRun, headline: str, notice: Notice) -> None:
         on_first_rank(lambda: write_durably(save / CONFIG, to_yaml(config)), f"--save {save}: cannot be written")
     iteration = run.start_iteration
     if run.train is not None and iteration < batch.train_iters:
-        iteration = _iterate(run, engine, registry, tensors, log, notice)
+        iteration = _iterate(run, engine, tensors, log, notice)
     if iteration == batch.train_iters:
         interval = config.evaluation.eval_interval
         evaluated = iteration > run.start_iteration and interval and iteration % interval == 0
@@ -62,8 +62,7 @@ def train(run: PreparedRun, headline: str, notice: Notice) -> None:
 
 def _iterate(
     run: PreparedRun,
-    engine: DeepSpeedEngine,
-    registry: Registry,
+    engine: Engine,
     tensors: EngineTensors,
     log: RunLog,
     notice: Notice,
@@ -76,15 +75,14 @@ def _iterate(
         run.train,
         consumed,
         batch.micro_batch_size,
-        dist.get_rank(),
+        engine.mesh.data.rank,
         batch.data_parallel_size,
         vocab_size=run.vocab_size,
     )
     for iteration in range(run.start_iteration + 1, batch.train_iters + 1):
         rate = learning_rate(config.optimizer, iteration, batch.train_iters)
-        set_learning_rate(engine, rate)
         depths = micro_step_depths(config, batch, consumed)
-        loss, norm = train_iteration(engine, registry, feed, depths, config.training.seed)
+        loss, norm = train_iteration(engine, feed, depths, config.training.seed, rate)
         if not math.isfinite(norm):
             # the norm is global, so that every rank is here; the weights are spoilt, the last checkpoint is not
             raise UserError(
@@ -98,7 +96,7 @@ def _iterate(
 
         last = iteration == batch.train_iters
         if iteration % config.logging.log_interval == 0 or last:
-            dist.all_reduce(loss)
+            dist.all_reduce(loss, group=engine.mesh.data.handle)
             seconds = clock.seconds_per_iteration()
             report = IterationReport(
                 iteration=iteration,
@@ -125,7 +123,7 @@ def _iterate(
             if config.checkpoint.save is not None and (
                 last or leave or (save_interval and iteration % save_interval == 0)
             ):
-                log.say(f"saved {_save(run, registry, tensors, iteration, consumed)}")
+                log.say(f"saved {_save(run, engine.registry, tensors, iteration, consumed)}")
         if leave:
             log.say(f"leaving after iteration {iteration}: {reason}")
             return iteration
@@ -133,47 +131,42 @@ def _iterate(
 
 
 def train_iteration(
-    engine: DeepSpeedEngine,
-    registry: Registry,
-    feed: Iterator[tuple[np.ndarray, np.ndarray]],
-    depths: list[int],
-    seed: int,
+    engine: Engine, feed: Iterator[tuple[np.ndarray, np.ndarray]], depths: list[int], seed: int, rate: float
 ) -> tuple[torch.Tensor, float]:
     """One iteration of len(depths) micro-steps; returns this rank's mean loss, a tensor, and the gradient norm."""
     total = torch.zeros((), dtype=torch.float64, device=engine.device)
-    norm = None
     for step, depth in enumerate(depths):
         ordinals, tokens = next(feed)
         tokens_BS1 = torch.from_numpy(tokens).to(engine.device, non_blocking=True)
         noise = Noise(seed, tuple(ordinals.tolist()))
         loss = engine(tokens_BS1[:, :-1], tokens_BS1[:, 1:], depth=depth, noise=noise)
         total += loss.detach() / len(depths)
-        engine.backward(loss)
-        norm = apply_gradients(engine, registry, boundary=step == len(depths) - 1)
-    return total, norm
+        engine.backward(loss, last=step == len(depths) - 1)
+    return total, engine.step(rate)
 
 
-def build(run: PreparedRun) -> tuple[DeepSpeedEngine, Registry, EngineTensors]:
+def build(run: PreparedRun, mesh: Mesh) -> tuple[Engine, EngineTensors]:
     """The engine at the run's first iteration: with fresh weights, or the checkpoint's."""
     config = run.config
+    recompute = config.training.recompute == "step"
     model, registry = build_model(
-        config.model, run.vocab_size, config.training.seed, recompute=config.training.recompute == "step"
+        config.model, run.vocab_size, config.training.seed, recompute=recompute, tp=mesh.tensor
     )
     if run.checkpoint is None:
-        engine = build_engine(model, registry, config, run.batch)
-        return engine, registry, EngineTensors(engine)
+        engine = Engine(model, registry, config, run.batch, mesh)
+        return engine, EngineTensors(engine.deepspeed)
     folder, index = run.checkpoint.folder, run.checkpoint.index
     verify_checkpoint(folder, index)
     moments = config.checkpoint.load_optim and not config.checkpoint.finetune
     with open_checkpoint(folder, index) as tensors:
         load_weights(tensors, registry)
-        engine = build_engine(model, registry, config, run.batch)
-        engine_tensors = EngineTensors(engine, steps=index.optimizer_steps if moments else 0)
+        engine = Engine(model, registry, config, run.batch, mesh)
+        engine_tensors = EngineTensors(engine.deepspeed, steps=index.optimizer_steps if moments else 0)
         load_optimizer(tensors, engine_tensors, registry, moments=moments)
-    return engine, registry, engine_tensors
+    return engine, engine_tensors
 
 
-def _evaluate(run: PreparedRun, engine: DeepSpeedEngine, log: RunLog, iteration: int, split: str) -> None:
+def _evaluate(run: PreparedRun, engine: Engine, log: RunLog, iteration: int, split: str) -> None:
     losses = evaluate(engine, getattr(run, split), run.config, run.batch)
     log.evaluation(iteration, exits_to_evaluate(run.config), losses, split=split)
 

@@ -9,13 +9,15 @@ from megatron_rgpt.config import BatchPlan, Config
 from megatron_rgpt.kernels.layer_norm import layer_norm_implementation
 from megatron_rgpt.model.counts import (
     count_parameters,
+    count_sharded,
     executed_flops_per_token,
     paper_flops_per_token,
 )
-from megatron_rgpt.model.embedding import padded_vocabulary
+from megatron_rgpt.parallel.layers import padded_vocabulary
+from megatron_rgpt.parallel.mesh import MeshShape
 
 
-def describe(config: Config, batch: BatchPlan) -> dict[str, Any]:
+def describe(config: Config, batch: BatchPlan, mesh: MeshShape) -> dict[str, Any]:
     """Counts, FLOPs, memory per rank in bytes, and layout of a resolved configuration."""
     model, vocab_size = config.model, config.data.vocab_size
     counts = count_parameters(model, vocab_size)
@@ -28,14 +30,16 @@ def describe(config: Config, batch: BatchPlan) -> dict[str, Any]:
             "executed_forward_per_token": executed,
             "training_per_iteration_at_full_depth": 3 * executed * tokens,
         },
-        "memory_bytes_per_rank": memory_per_rank(config, batch),
+        "memory_bytes_per_rank": memory_per_rank(config, batch, mesh),
         "layout": {
             "model": str(layout),
             "unique_blocks": layout.unique_blocks,
             "block_executions": layout.block_executions(layout.recurrences),
             "vocabulary": vocab_size,
-            "padded_vocabulary": padded_vocabulary(vocab_size),
-            "ranks": batch.data_parallel_size,
+            "padded_vocabulary": padded_vocabulary(vocab_size, mesh.tensor),
+            "ranks": mesh.data * mesh.tensor,
+            "data_parallel_size": mesh.data,
+            "tensor_parallel_size": mesh.tensor,
             "zero_stage": config.parallel.zero_stage,
             "precision": config.training.precision,
             "layer_norm": layer_norm_implementation(),
@@ -49,10 +53,11 @@ def describe(config: Config, batch: BatchPlan) -> dict[str, Any]:
     }
 
 
-def memory_per_rank(config: Config, batch: BatchPlan) -> dict[str, int]:
+def memory_per_rank(config: Config, batch: BatchPlan, mesh: MeshShape) -> dict[str, int]:
     """Bytes of weights, gradients and optimizer under ZeRO, exact but for padding; activations as an estimate at R."""
-    model, dp, stage = config.model, batch.data_parallel_size, config.parallel.zero_stage
-    parameters = count_parameters(model, config.data.vocab_size).total
+    model, dp, stage = config.model, mesh.data, config.parallel.zero_stage
+    sharded = count_sharded(model, config.data.vocab_size)
+    parameters = count_parameters(model, config.data.vocab_size).total - sharded + sharded // mesh.tensor
     width = {"fp32": 4, "bf16": 2, "fp64": 8}[config.training.precision]
     accumulated = 4 if width == 2 else 0
     master = max(4, width) if stage > 0 else 0
@@ -62,6 +67,7 @@ def memory_per_rank(config: Config, batch: BatchPlan) -> dict[str, int]:
     activations = _activation_values_per_token(config) * width * batch.micro_batch_size * model.seq_length
     # logits and their gradient, fp32 at least
     activations += 2 * config.data.vocab_size * max(4, width) * batch.micro_batch_size * model.seq_length
+    activations //= mesh.tensor
     parts = {"weights": weights, "gradients": gradients, "optimizer": optimizer, "activations_estimate": activations}
     return {**parts, "total_estimate": sum(parts.values())}
 
@@ -94,11 +100,12 @@ def describe_as_text(facts: dict[str, Any]) -> str:
         "FLOPs": f"{flops['paper_forward_per_token'] / 1e6:.1f} M forward per token by Eq. 1, "
         f"{flops['executed_forward_per_token'] / 1e6:.1f} M executed with the head",
         "batch": f"{batch['global_batch_size']} samples, {batch['tokens_per_iteration']} tokens: "
-        f"{batch['micro_steps']} micro-steps x {batch['data_parallel_size']} ranks x {batch['micro_batch_size']}, "
+        f"{batch['micro_steps']} micro-steps x {batch['data_parallel_size']} x {batch['micro_batch_size']}, "
         f"{batch['depths_per_step']} depth groups",
         "run": f"{batch['train_iters']} iterations, {batch['train_samples']} samples, "
         f"{batch['tokens'] / 1e9:.3f} B tokens",
-        "ranks": f"{layout['ranks']}, data parallel, ZeRO-{layout['zero_stage']}, {layout['precision']}, "
+        "ranks": f"{layout['ranks']}: data parallel {layout['data_parallel_size']} x tensor parallel "
+        f"{layout['tensor_parallel_size']}, ZeRO-{layout['zero_stage']}, {layout['precision']}, "
         f"LayerNorm by {layout['layer_norm']}",
         "memory": f"{memory['total_estimate']} a rank: weights {memory['weights']}, gradients {memory['gradients']}, "
         f"optimizer {memory['optimizer']}, activations about {memory['activations_estimate']}",

@@ -14,6 +14,7 @@ from megatron_rgpt.data.datasets import Dataset, build_datasets, check_extension
 from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import count_parameters
+from megatron_rgpt.parallel.mesh import MeshShape
 from megatron_rgpt.training.deepspeed_config import deepspeed_config
 
 
@@ -31,6 +32,7 @@ class PreparedRun:
 
     config: Config
     batch: BatchPlan
+    mesh_shape: MeshShape
     vocab_size: int
     checkpoint: Checkpoint | None
     start_iteration: int
@@ -40,7 +42,9 @@ class PreparedRun:
     test: Dataset | None
 
 
-def resolve_config(config: Config, world_size: int, given: frozenset[str] = frozenset()) -> tuple[Config, BatchPlan]:
+def resolve_config(
+    config: Config, world_size: int, given: frozenset[str] = frozenset()
+) -> tuple[Config, BatchPlan, MeshShape]:
     """Fill in what depends on the machine, the tokenizer and the run to go on with; check all sizes.
 
     `given` names the fields that the user set. Reads no data. Raises `UserError`.
@@ -53,11 +57,12 @@ def resolve_config(config: Config, world_size: int, given: frozenset[str] = froz
     if checkpoint is not None and not config.checkpoint.finetune and "depths_per_step" not in given:
         # D is part of the run: the default would change with the number of ranks
         config = config.changed(depths_per_step=checkpoint.index.depths_per_step)
-    batch = plan_batch(config, world_size)
+    mesh_shape = MeshShape.of(world_size, tensor=config.parallel.tensor_model_parallel_size)
+    batch = plan_batch(config, mesh_shape.data)
     deepspeed_config(config, batch)
     if not config.model.layout.is_dense:
         config = config.changed(depths_per_step=batch.depths_per_step)
-    return config.changed(global_batch_size=batch.global_batch_size), batch
+    return config.changed(global_batch_size=batch.global_batch_size), batch, mesh_shape
 
 
 def resolve_vocabulary(config: Config) -> int:
@@ -83,7 +88,7 @@ def check_complete(config: Config, batch: BatchPlan) -> None:
         raise UserError(f"--save-interval {interval} needs --save FOLDER: nothing would be saved")
 
 
-def check_inputs(config: Config, batch: BatchPlan) -> str:
+def check_inputs(config: Config, batch: BatchPlan, mesh_shape: MeshShape) -> str:
     """For a dry run: check data, checkpoint and save folder as far as they are on this machine, and say how far."""
     data = config.data
     words = [*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path]
@@ -93,11 +98,11 @@ def check_inputs(config: Config, batch: BatchPlan) -> str:
         return "none given"
     if absent:
         return f"not checked, {', '.join(absent)} is not on this machine"
-    prepare(config, batch, first_rank=True)
+    prepare(config, batch, mesh_shape, first_rank=True)
     return "checked"
 
 
-def prepare(config: Config, batch: BatchPlan, *, first_rank: bool) -> PreparedRun:
+def prepare(config: Config, batch: BatchPlan, mesh_shape: MeshShape, *, first_rank: bool) -> PreparedRun:
     """Open the data and the checkpoint of a resolved configuration. The first rank also prepares the save folder."""
     training, evaluation = config.training, config.evaluation
     checkpoint = _find(config)
@@ -120,7 +125,7 @@ def prepare(config: Config, batch: BatchPlan, *, first_rank: bool) -> PreparedRu
         resuming = config.checkpoint.load is not None and _same(config.checkpoint.save, config.checkpoint.load)
         total = count_parameters(config.model, config.data.vocab_size).total
         prepare_run_folder(config.checkpoint.save, total, resuming=resuming)
-    return PreparedRun(config, batch, config.data.vocab_size, checkpoint, *start, train, valid, test)
+    return PreparedRun(config, batch, mesh_shape, config.data.vocab_size, checkpoint, *start, train, valid, test)
 
 
 def _find(config: Config) -> Checkpoint | None:

@@ -23,7 +23,7 @@ def listing(model: RecurrentTransformer, tokens: torch.Tensor, depth: int, noise
     for step in range(1, depth + 1):
         noisy = h
         if noise is not None:
-            noisy = h + config.state_noise_std * noise.draw_SBD("state_noise", step, h)
+            noisy = h + config.state_noise_std * noise.draw_sBD("state_noise", step, h)
         o = noisy
         if config.anchor:
             w_proj = torch.cat([rule.projection.state.weight, rule.projection.anchor.weight], dim=1)
@@ -39,7 +39,7 @@ def listing(model: RecurrentTransformer, tokens: torch.Tensor, depth: int, noise
         logit = F.silu(both @ first.t() + gate.anchor.bias) @ gate.out.weight.t() + gate.out.bias
         logit = logit / config.gate_temperature
         if noise is not None:
-            logit = logit + config.gate_noise_std * noise.draw_SBD("gate_noise", step, h)
+            logit = logit + config.gate_noise_std * noise.draw_sBD("gate_noise", step, h)
         g = torch.sigmoid(logit)
         h = g * h + (1 - g) * o
     for block in model.coda:

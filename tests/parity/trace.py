@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.engine import DeepSpeedEngine
 
 from megatron_rgpt.checkpoint.tensors import EngineTensors
 from megatron_rgpt.config import Config, plan_batch
 from megatron_rgpt.model.recurrent import build_model
+from megatron_rgpt.parallel.mesh import Mesh, MeshShape
 from megatron_rgpt.parallel.registry import Entry, Registry
 from megatron_rgpt.randomness import Noise, step_depths
 from megatron_rgpt.training.depth import micro_step_depths
-from megatron_rgpt.training.engine import build_engine, set_learning_rate
+from megatron_rgpt.training.engine import Engine
 from megatron_rgpt.training.learning_rate import learning_rate
 from megatron_rgpt.training.loop import train_iteration
 
@@ -47,32 +47,31 @@ def sample(config: Config, ordinal: int) -> torch.Tensor:
 
 def engine_trace(config: Config) -> Trace:
     """Train `STEPS` iterations on the ranks of the default process group. Collective."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    batch = plan_batch(config, world)
+    shape = MeshShape.of(dist.get_world_size(), tensor=config.parallel.tensor_model_parallel_size)
+    mesh, batch = Mesh.build(shape), plan_batch(config, shape.data)
+    recompute = config.training.recompute == "step"
     model, registry = build_model(
-        config.model, config.data.vocab_size, config.training.seed, recompute=config.training.recompute == "step"
+        config.model, config.data.vocab_size, config.training.seed, recompute=recompute, tp=mesh.tensor
     )
-    engine = build_engine(model, registry, config, batch)
-    tensors = EngineTensors(engine)
+    engine = Engine(model, registry, config, batch, mesh)
+    tensors = EngineTensors(engine.deepspeed)
 
     def feed():
-        for first in range(rank * batch.micro_batch_size, STEPS * batch.global_batch_size, batch.chunk):
+        for first in range(mesh.data.rank * batch.micro_batch_size, STEPS * batch.global_batch_size, batch.chunk):
             ordinals = torch.arange(first, first + batch.micro_batch_size)
             yield ordinals.numpy(), torch.stack([sample(config, int(o)) for o in ordinals]).numpy()
 
-    autograd = _watch_gradients(engine, registry, world)
+    autograd = _watch_gradients(registry)
     losses, norms, gradient, batches = [], [], {}, feed()
     for iteration in range(1, STEPS + 1):
-        set_learning_rate(engine, learning_rate(config.optimizer, iteration, STEPS))
         depths = micro_step_depths(config, batch, (iteration - 1) * batch.global_batch_size)
-        loss, norm = train_iteration(engine, registry, batches, depths, config.training.seed)
-        dist.all_reduce(loss)
-        losses.append(loss.item() / world)
+        rate = learning_rate(config.optimizer, iteration, STEPS)
+        loss, norm = train_iteration(engine, batches, depths, config.training.seed, rate)
+        dist.all_reduce(loss, group=mesh.data.handle)
+        losses.append(loss.item() / mesh.data.size)
         norms.append(norm)
         if iteration == 1:
-            autograd = {name: grad.clone() for name, grad in autograd.items()}
-            for grad in autograd.values():
-                dist.all_reduce(grad)
+            autograd = {name: _over_ranks(registry[name], grad, mesh, config) for name, grad in autograd.items()}
             # the first moment after one step is the clipped gradient that reached the optimizer, times 1 - beta1
             scale = 1 - config.optimizer.adam_beta1
             gradient = {entry.name: tensors.read(entry, "exp_avg").clone() / scale for entry in registry}
@@ -80,16 +79,26 @@ def engine_trace(config: Config) -> Trace:
     return Trace(losses, norms, autograd, gradient, weights)
 
 
-def _watch_gradients(engine: DeepSpeedEngine, registry: Registry, world: int) -> dict[str, torch.Tensor]:
-    """The mean over ranks of each gradient as autograd makes it, adding up over backward passes. Collective there."""
-    gradients = {entry.name: torch.zeros(entry.shape, dtype=torch.float64) for entry in registry}
+def _watch_gradients(registry: Registry) -> dict[str, torch.Tensor]:
+    """This rank's gradients as autograd makes them, fp64, adding up over backward passes."""
+    gradients = {entry.name: torch.zeros(entry.held, dtype=torch.float64) for entry in registry}
     for entry in registry:
 
-        def add(grad: torch.Tensor, entry: Entry = entry) -> None:
-            gradients[entry.name] += entry.logical(grad).double() / world
+        def add(grad: torch.Tensor, total: torch.Tensor = gradients[entry.name]) -> None:
+            total.add_(grad)
 
         entry.parameter.register_hook(add)
     return gradients
+
+
+def _over_ranks(entry: Entry, gradient: torch.Tensor, mesh: Mesh, config: Config) -> torch.Tensor:
+    """The logical gradient from what `_watch_gradients` saw on all ranks: mean over data, sum or union over tensor."""
+    if not entry.sharded and config.parallel.zero_stage >= 2 and mesh.tensor.size > 1:
+        # the engine's own hook has run before and has summed it
+        gradient = gradient / mesh.tensor.size
+    whole = entry.put(gradient).contiguous() if entry.sharded else gradient[: entry.shape[0]].clone()
+    dist.all_reduce(whole)
+    return whole / mesh.data.size
 
 
 @functools.cache
@@ -115,8 +124,8 @@ def reference_trace(config: Config) -> Trace:
             for entry in registry:
                 name, weight, grad = entry.name, entry.parameter, grads[entry.name] * clip
                 if step == 1:
-                    autograd[name] = entry.logical(grads[name]).double()
-                    gradient[name] = entry.logical(grad).clone()
+                    autograd[name] = grads[name][: entry.shape[0]].double()
+                    gradient[name] = grad[: entry.shape[0]].clone()
                 first_moment[name].lerp_(grad, 1 - optimizer.adam_beta1)
                 second_moment[name].mul_(optimizer.adam_beta2).addcmul_(grad, grad, value=1 - optimizer.adam_beta2)
                 mean = first_moment[name] / (1 - optimizer.adam_beta1**step)
@@ -124,7 +133,7 @@ def reference_trace(config: Config) -> Trace:
                 decay = optimizer.weight_decay if weight.dim() > 1 else 0.0
                 weight.mul_(1 - rate * decay).sub_(rate * mean / (root + optimizer.adam_eps))
         model.zero_grad()
-    weights = {entry.name: entry.logical(entry.parameter.detach()).clone() for entry in registry}
+    weights = {entry.name: entry.parameter.detach()[: entry.shape[0]].clone() for entry in registry}
     return Trace(losses, norms, autograd, gradient, weights)
 
 

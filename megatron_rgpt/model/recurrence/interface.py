@@ -34,21 +34,24 @@ class StepContext:
 
 
 class UpdateRule(nn.Module):
-    """State, anchor and update of a looped core. States are [S, B, D]; an anchor is a tuple of such tensors."""
+    """State, anchor and update of a looped core.
+
+    States are [s, B, D], a rank's shard of the sequence; an anchor is a tuple of such.
+    """
 
     @abstractmethod
-    def start(self, h_pre_SBD: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def start(self, h_pre_sBD: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """The state h^(0) and what stays fixed over the loop."""
 
     @abstractmethod
-    def project(self, state_SBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
+    def project(self, state_sBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
         """The core's input."""
 
     @abstractmethod
     def update(
         self,
-        state_SBD: torch.Tensor,
-        proposal_SBD: torch.Tensor,
+        state_sBD: torch.Tensor,
+        proposal_sBD: torch.Tensor,
         anchor: tuple[torch.Tensor, ...],
         context: StepContext,
     ) -> torch.Tensor:

@@ -28,39 +28,39 @@ class RecurrentGPT(UpdateRule):
         self.projection = Projection(config) if config.anchor else None
         self.gate = Gate(config) if config.gate else None
 
-    def start(self, h_pre_SBD: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        hoisted = self._anchor_terms(h_pre_SBD) if self.config.hoist_anchor else ()
-        return h_pre_SBD, (h_pre_SBD, *hoisted)
+    def start(self, h_pre_sBD: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        hoisted = self._anchor_terms(h_pre_sBD) if self.config.hoist_anchor else ()
+        return h_pre_sBD, (h_pre_sBD, *hoisted)
 
-    def project(self, state_SBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
+    def project(self, state_sBD: torch.Tensor, anchor: tuple[torch.Tensor, ...], context: StepContext) -> torch.Tensor:
         if context.noise is not None and self.config.state_noise_std > 0:
-            noise_SBD = context.noise.draw_SBD(STATE_NOISE, context.step, state_SBD)
-            state_SBD = torch.add(state_SBD, noise_SBD, alpha=self.config.state_noise_std)
+            noise_sBD = context.noise.draw_sBD(STATE_NOISE, context.step, state_sBD)
+            state_sBD = torch.add(state_sBD, noise_sBD, alpha=self.config.state_noise_std)
         if self.projection is None:
-            return state_SBD
-        term_SBD = anchor[1] if self.config.hoist_anchor else self.projection.anchor(anchor[0])
-        return self.projection(state_SBD, term_SBD)
+            return state_sBD
+        term_sBD = anchor[1] if self.config.hoist_anchor else self.projection.anchor(anchor[0])
+        return self.projection(state_sBD, term_sBD)
 
     def update(
         self,
-        state_SBD: torch.Tensor,
-        proposal_SBD: torch.Tensor,
+        state_sBD: torch.Tensor,
+        proposal_sBD: torch.Tensor,
         anchor: tuple[torch.Tensor, ...],
         context: StepContext,
     ) -> torch.Tensor:
         if self.gate is None:
-            return proposal_SBD
+            return proposal_sBD
         if context.gate_override is not None:
-            gate_SBD = torch.full_like(state_SBD, context.gate_override)
+            gate_sBD = torch.full_like(state_sBD, context.gate_override)
         else:
-            noise_SBD = None
+            noise_sBD = None
             if context.noise is not None and self.config.gate_noise_std > 0:
-                noise_SBD = context.noise.draw_SBD(GATE_NOISE, context.step, state_SBD) * self.config.gate_noise_std
-            term_SBD = anchor[-1] if self.config.hoist_anchor else self.gate.anchor_term(anchor[0])
-            gate_SBD = self.gate(state_SBD, term_SBD, noise_SBD)
+                noise_sBD = context.noise.draw_sBD(GATE_NOISE, context.step, state_sBD) * self.config.gate_noise_std
+            term_sBD = anchor[-1] if self.config.hoist_anchor else self.gate.anchor_term(anchor[0])
+            gate_sBD = self.gate(state_sBD, term_sBD, noise_sBD)
         # g * h + (1 - g) * o in one pass, exact at g = 0 and g = 1
-        return torch.lerp(proposal_SBD, state_SBD, gate_SBD)
+        return torch.lerp(proposal_sBD, state_sBD, gate_sBD)
 
-    def _anchor_terms(self, h_pre_SBD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        terms = () if self.projection is None else (self.projection.anchor(h_pre_SBD),)
-        return terms if self.gate is None else (*terms, self.gate.anchor_term(h_pre_SBD))
+    def _anchor_terms(self, h_pre_sBD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        terms = () if self.projection is None else (self.projection.anchor(h_pre_sBD),)
+        return terms if self.gate is None else (*terms, self.gate.anchor_term(h_pre_sBD))
