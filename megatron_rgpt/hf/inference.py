@@ -125,7 +125,7 @@ def _open_folder(folder: Path) -> Speaker:
         raise UserError(f"--load {folder}: transformers cannot load it: {str(error).splitlines()[0]}") from None
 
     def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+        return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
     facts = (config.layout.recurrences, config.seq_length)
     return Speaker(model, encode, tokenizer.decode, tokenizer.eos_token_id, *facts)
