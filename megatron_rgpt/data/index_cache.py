@@ -26,7 +26,8 @@ import numpy as np
 from megatron_rgpt.errors import UserError
 
 HEARTBEAT_SECONDS = 5.0
-STILL_SECONDS = 60.0
+# Longer than a network file system may show an old time for.
+STILL_SECONDS = 180.0
 KEY_FILE = "key.json"
 
 Arrays = dict[str, np.ndarray]
