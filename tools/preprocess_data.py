@@ -12,8 +12,11 @@ from megatron_rgpt.data.job import Job, Progress
 from megatron_rgpt.data.partitions import preprocess_in_parts
 from megatron_rgpt.data.preprocess import preprocess
 from megatron_rgpt.data.progress_line import ProgressLine
+from megatron_rgpt.data.skip_log import skip_log_path
 from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.errors import exit_on_user_error
+
+EXAMPLES = 10
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,8 +84,10 @@ def main() -> None:
             print(f"{prefix}: {manifest.documents:,} documents, {manifest.tokens:,} tokens, {manifest.dtype}")
             for reason, count in manifest.skipped.items():
                 print(f"  left out {count:,}: {reason}")
-            for example in manifest.skipped_examples[:10]:
+            for example in manifest.skipped_examples[:EXAMPLES]:
                 print(f"    {example}")
+        if skip_log_path(job.output_prefix).exists():
+            print(f"  all that was left out: {skip_log_path(job.output_prefix)}")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class Job:
 
 @dataclass
 class Progress:
-    """Where a run stands. Bytes are those of the input files on disk."""
+    """Where a run stands. Bytes are those of the input files on disk, `log_bytes` those of the skip log."""
 
     position: Position = Position()
     input_bytes: int = 0
@@ -73,6 +73,7 @@ class Progress:
     tokens: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     skipped_examples: list[str] = field(default_factory=list)
+    log_bytes: int = 0
 
     def add(self, chunk: Chunk, skips: Sequence[Skip], writers: Sequence[IndexedWriter]) -> None:
         self.position = chunk.end

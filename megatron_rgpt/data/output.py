@@ -5,14 +5,16 @@ from __future__ import annotations
 from megatron_rgpt.data.chunks import Chunk, Piece, PieceEnd, Trouble
 from megatron_rgpt.data.encode import EMPTY, Encoded, Encoder, Skip
 from megatron_rgpt.data.index_parts import MAX_SEQUENCE_TOKENS
-from megatron_rgpt.data.indexed_writer import IndexedWriter
+from megatron_rgpt.data.indexed_writer import IndexedWriter, WriterState
+from megatron_rgpt.data.skip_log import SkipLog
 
 
 class Output:
-    """Writes the workers' results, and puts documents that come in pieces together."""
+    """Writes the workers' results, puts documents that come in pieces together, and logs what is left out."""
 
-    def __init__(self, writers: list[IndexedWriter], encoder: Encoder) -> None:
+    def __init__(self, writers: list[IndexedWriter], encoder: Encoder, log: SkipLog) -> None:
         self.writers = writers
+        self._log = log
         self._end = encoder.end
         self._open: list[int] | None = None  # tokens so far under each key of the document in pieces
         self._failure: Skip | None = None
@@ -23,6 +25,21 @@ class Output:
 
     def take(self, chunk: Chunk, encoded: Encoded) -> list[Skip]:
         """Write a result; returns the documents left out."""
+        skips = self._write(chunk, encoded)
+        self._log.add(skips)
+        return skips
+
+    def sync(self) -> tuple[list[WriterState], int]:
+        """Make all durable; returns the writers' states and the size of the log."""
+        return [writer.mark(durable=True) for writer in self.writers], self._log.sync()
+
+    def close(self) -> None:
+        """Close the files and leave them for a resume."""
+        for writer in self.writers:
+            writer.close()
+        self._log.close()
+
+    def _write(self, chunk: Chunk, encoded: Encoded) -> list[Skip]:
         work = chunk.work
         if isinstance(work, Piece):
             self._piece(work, encoded)

@@ -23,6 +23,7 @@ from megatron_rgpt.data.job import SKIPS_NAMED, Job, Progress
 from megatron_rgpt.data.journal import Journal
 from megatron_rgpt.data.manifest import Manifest, manifest_path, write_manifest
 from megatron_rgpt.data.preprocess import preprocess, refuse_nothing
+from megatron_rgpt.data.skip_log import join_skip_logs
 from megatron_rgpt.errors import UserError
 
 Report = Callable[[Progress], None]
@@ -42,6 +43,7 @@ def preprocess_in_parts(job: Job, partitions: int, report: Report) -> list[Manif
             journal.refuse_other_output()
         of_parts = _run_all(parts, report)
         manifests = [_merge(job, key, [found[key] for found in of_parts], parts) for key in range(len(job.keys))]
+    join_skip_logs(job.output_prefix, [part.output_prefix for part in parts])
     for part in parts:
         for prefix in part.prefixes:
             for path in (bin_path(prefix), idx_path(prefix), manifest_path(prefix)):

@@ -21,6 +21,7 @@ from megatron_rgpt.data.journal import Journal
 from megatron_rgpt.data.manifest import Manifest, manifest_path, write_manifest
 from megatron_rgpt.data.ordered_pool import OrderedPool
 from megatron_rgpt.data.output import Output
+from megatron_rgpt.data.skip_log import SkipLog, drop_if_empty, skip_log_path
 from megatron_rgpt.errors import UserError
 
 JOURNAL_SECONDS = 5.0
@@ -48,14 +49,14 @@ def preprocess(job: Job, report: Callable[[Progress], None] = lambda progress: N
     # must not hold their locks.
     with OrderedPool(encoder, job.workers) as pool:
         writers = _open_writers(job, states, finished=False)
+        output = Output(writers, encoder, SkipLog(job.output_prefix, progress.log_bytes))
         try:
-            _convert(job, pool, journal, progress, Output(writers, encoder), report)
+            _convert(job, pool, journal, progress, output, report)
             manifests = _manifests(job, progress, writers)
-            journal.save(progress, [writer.mark(durable=True) for writer in writers], manifests)
+            _save(journal, progress, output, manifests)
             _finish(job, writers, manifests, journal)
         finally:
-            for writer in writers:
-                writer.close()
+            output.close()
     return manifests
 
 
@@ -95,10 +96,16 @@ def _convert(
             )
         progress.add(chunk, skips, output.writers)
         if output.between_documents and time.monotonic() - saved >= JOURNAL_SECONDS:
-            journal.save(progress, [writer.mark(durable=True) for writer in output.writers], [])
+            _save(journal, progress, output, [])
             saved = time.monotonic()
         report(progress)
     refuse_changed(job.files)
+
+
+def _save(journal: Journal, progress: Progress, output: Output, manifests: list[Manifest]) -> None:
+    """Make the output durable, then say so."""
+    states, progress.log_bytes = output.sync()
+    journal.save(progress, states, manifests)
 
 
 def _finish(job: Job, writers: list[IndexedWriter], manifests: list[Manifest], journal: Journal) -> None:
@@ -109,6 +116,7 @@ def _finish(job: Job, writers: list[IndexedWriter], manifests: list[Manifest], j
         write_manifest(prefix, manifest)
         for stray in part_paths(prefix):
             stray.unlink(missing_ok=True)
+    drop_if_empty(skip_log_path(job.output_prefix))
     journal.remove()
 
 

@@ -62,7 +62,8 @@ def test_the_bytes_do_not_depend_on_the_number_of_partitions(tmp_path: Path, job
     assert replace(manifest, skipped_examples=[]) == replace(expected, skipped_examples=[])
     assert manifest.skipped == {"broken JSON": 1}
     assert reports[-1].documents == manifest.documents
-    assert len(list(tmp_path.glob("parted*"))) == 3
+    assert Path(f"{parted.output_prefix}.skipped.txt").read_text().startswith(f"{job.files[-1].path}:21: broken JSON")
+    assert len(list(tmp_path.glob("parted*"))) == 4
     assert preprocess_in_parts(parted, partitions, reports.append) == [manifest]
 
 

@@ -237,6 +237,23 @@ def test_a_bad_line_stops_with_file_and_line_and_skip_goes_on_from_there(
     assert manifest.skipped_examples[0].startswith(f"{source}:3: ") and reason in manifest.skipped_examples[0]
 
 
+def test_every_document_left_out_is_in_the_log_once_even_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron_rgpt.data.giant.PIECE_BYTES", 500)
+    monkeypatch.setattr("megatron_rgpt.data.preprocess.JOURNAL_SECONDS", 0.0)
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join('{"text": "good"}\n' if i % 3 else '{"text": 5}\n' for i in range(1, 601)))
+    work = job(tmp_path, source, stop_on_error=False)
+    while _killed_after(9, work):
+        pass
+    expected = [f"{source}:{i}: 'text' is not a string but int" for i in range(3, 601, 3)]
+    assert (tmp_path / "out.skipped.txt").read_text().splitlines() == expected
+    manifest = read_manifest(work.prefixes[0])
+    assert manifest is not None and manifest.skipped == {"'text' is not a string but int": 200}
+    assert manifest.skipped_examples == expected[:100]
+
+
 def test_empty_documents_are_counted_and_stop_nothing(tmp_path: Path) -> None:
     manifest = preprocess(job(tmp_path, write_lines(tmp_path / "a.jsonl", ["a", "", "b"])))[0]
     assert (manifest.documents, manifest.skipped) == (2, {"empty document": 1})
