@@ -5,7 +5,7 @@ in each direction, so a forward and backward pass of one block moves, per rank a
 
     8 (tp - 1)/tp · S · B · D · bytes per value
 
-(12 with recomputation). The modulation works on shards and moves none.
+(11 with recomputation, which stops before a block's last scatter). The modulation works on shards and moves none.
 """
 
 from __future__ import annotations

@@ -166,6 +166,18 @@ def test_other_numbers_of_ranks_give_the_same_losses_when_d_is_pinned(
     assert numbers(tmp_path / "run") == pytest.approx(numbers(whole_run), rel=1e-4)
 
 
+def test_bf16_with_tensor_parallelism_trains_near_one_rank(ranks: RankPool, byte_pair: str, tmp_path: Path) -> None:
+    argv = [flag for flag in flags(byte_pair) if flag not in ("--precision", "fp32")] + ["--bf16"]
+    for stage in (1, 2, 3):
+        tensor = ["--tensor-model-parallel-size", "2", "--zero-stage", str(stage)]
+        ranks.run(job, [*argv, *tensor, "--save", str(tmp_path / f"two{stage}")], world=4)
+    ranks.run(job, [*argv, "--save", str(tmp_path / "one")], world=1)
+    for stage in (1, 2, 3):
+        for name, tolerance in (("loss", 0.01), ("grad_norm", 0.1)):
+            ours, theirs = ([r[name] for r in metrics(tmp_path / run) if name in r] for run in (f"two{stage}", "one"))
+            assert ours == pytest.approx(theirs, rel=tolerance), (stage, name)
+
+
 def test_a_resume_with_another_number_of_ranks_keeps_d(
     whole_run: Path, ranks: RankPool, byte_pair: str, tmp_path: Path
 ) -> None:
