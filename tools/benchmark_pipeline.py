@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from megatron_rgpt.config import Layout, ModelConfig
 from megatron_rgpt.pipeline.costs import Costs, flops_costs
-from megatron_rgpt.pipeline.graph import Graph, Job, Task, build_graph
+from megatron_rgpt.pipeline.graph import Graph, Job, Task, bounds, build_graph
 from megatron_rgpt.pipeline.placement import parse_placement
 from megatron_rgpt.pipeline.placement_search import search_placement
 from megatron_rgpt.pipeline.policies import search
@@ -154,33 +154,38 @@ def busy_share(graph: Graph, makespan: int) -> float:
 
 def figures(rows: Sequence[Row], seeds: int, effort: int) -> None:
     print(f"Depths 1..R dealt equally; {effort} simulated steps per search, of the ring and of the unrolled alike.")
+    print(f"Means of {seeds} seeds: of the local search, and of the order in which micro-batches are dealt to 1F1B.")
     print("bound: no schedule on this placement is busier; most: no ratio is larger (unrolled time / ring's bound).")
-    print(f"1F1B: mean of {seeds} orders of the micro-batches. A figure to reach that is missed is marked *.")
+    print("A figure to reach that is missed is marked *.")
     print(
-        f"{'layout':<9} {'P':>2} {'m':>3} | ring   ask bound | best  ratio   ask  most "
-        "| 1F1B ratio | stock ratio | placement"
+        f"{'layout':<9} {'P':>2} {'m':>3} | ring   ask  bound | best  ratio   ask  most "
+        "| 1F1B  ratio | stock ratio | placement"
     )
     for row in rows:
         config, depths = row.config, dealt(row.config.layout.recurrences, row.micro_batches)
         costs = flops_costs(config, VOCAB_SIZE)
         placement = search_placement(config, VOCAB_SIZE, row.stages, costs, depths)
-        step = plan(placement, depths, costs, effort=effort)
+        ring = plan(placement, depths, costs, effort=1).graph
         chance = [1 - copy / config.layout.recurrences for copy in range(config.layout.recurrences)]
-        best = Unrolled(config, costs, row.stages, chance)
-        stock = Unrolled(config, costs, row.stages, [1.0] * len(chance))
-        times = [search(split.graph(depths), USUAL_LIMITS.caps(row.stages), effort).makespan for split in (best, stock)]
-        stock_order = statistics.mean(
-            one_forward_one_backward(best.graph(random.Random(seed).sample(depths, len(depths))))
+        best_split = Unrolled(config, costs, row.stages, chance)
+        best = best_split.graph(depths)
+        stock = Unrolled(config, costs, row.stages, [1.0] * len(chance)).graph(depths)
+        times = [
+            [search(graph, USUAL_LIMITS.caps(row.stages), effort, seed=seed).makespan for graph in (ring, best, stock)]
+            + [one_forward_one_backward(best_split.graph(random.Random(seed).sample(depths, len(depths))))]
             for seed in range(seeds)
-        )
-        ratio = times[0] / step.makespan
-        shares = [busy_share(step.graph, step.makespan), busy_share(step.graph, step.bounds.best)]
+        ]
+        shares = [
+            statistics.mean(busy_share(graph, makespan) for makespan in column)
+            for graph, column in zip((ring, best, stock, best), zip(*times, strict=True), strict=True)
+        ]
+        ratios = [statistics.mean(time_[which] / time_[0] for time_ in times) for which in range(4)]
+        least = bounds(ring).best
         print(
-            f"{row} | {shares[0]:.3f}{'*' if shares[0] < row.busy_share else ' '} {row.busy_share:.2f} {shares[1]:.3f} "
-            f"| {busy_share(best.graph(depths), times[0]):.3f} {ratio:5.3f}{'*' if ratio < row.ratio else ' '} "
-            f"{row.ratio:.2f} {times[0] / step.bounds.best:5.3f} "
-            f"| {busy_share(best.graph(depths), stock_order):.3f} {stock_order / step.makespan:.2f} "
-            f"| {busy_share(stock.graph(depths), times[1]):.3f}  {times[1] / step.makespan:.2f} | {placement}",
+            f"{row} | {shares[0]:.3f}{'*' if shares[0] < row.busy_share else ' '} {row.busy_share:.2f} "
+            f"{busy_share(ring, least):6.3f} | {shares[1]:.3f} {ratios[1]:5.3f}{'*' if ratios[1] < row.ratio else ' '} "
+            f"{row.ratio:.2f} {statistics.mean(time_[1] for time_ in times) / least:5.3f} "
+            f"| {shares[3]:.3f} {ratios[3]:5.2f} | {shares[2]:.3f} {ratios[2]:5.2f} | {placement}",
             flush=True,
         )
 
@@ -247,7 +252,7 @@ def main() -> None:
     parser.add_argument("what", choices=("figures", "uniform", "planning"))
     parser.add_argument("--layout", help="rows of this layout alone")
     parser.add_argument("--stages", type=int, help="rows of this many stages alone")
-    parser.add_argument("--seeds", type=int, default=5, help="random orders or draws that are averaged")
+    parser.add_argument("--seeds", type=int, default=3, help="random orders, draws or searches that are averaged")
     parser.add_argument("--effort", type=int, default=3000, help="simulated steps per search")
     parser.add_argument("--tflops", type=float, default=400, help="speed of a stage, for `planning`")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="samples per micro-batch, for `planning`")

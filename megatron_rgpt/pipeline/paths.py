@@ -37,6 +37,8 @@ class Visit:
     parts: tuple[Part, ...]
     parent: int | None
     """Index of the visit whose output is this one's input; None at the root."""
+    children: tuple[int, ...]
+    """Visits whose input it puts out: one down the chain, and one per exit that branches off here."""
 
 
 def visits(placement: Placement, depth: int, exits: Sequence[int] = ()) -> tuple[Visit, ...]:
@@ -82,4 +84,11 @@ def visits(placement: Placement, depth: int, exits: Sequence[int] = ()) -> tuple
         here = [Part("gate", step)]
         hub_visit = add(HUB, here, last)
     leave(hub_visit, depth, here)
-    return tuple(Visit(stage, tuple(parts), parent) for stage, parts, parent in path)
+    children: list[list[int]] = [[] for _ in path]
+    for number, (_, _, parent) in enumerate(path):
+        if parent is not None:
+            children[parent].append(number)
+    return tuple(
+        Visit(stage, tuple(parts), parent, tuple(below))
+        for (stage, parts, parent), below in zip(path, children, strict=True)
+    )

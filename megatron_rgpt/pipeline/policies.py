@@ -18,6 +18,8 @@ from megatron_rgpt.pipeline.simulate import Run, run
 
 SHAKES = (0.005, 0.01, 0.02, 0.04)
 """Standard deviations of a shake, in makespans."""
+JOB_MOVES, JOB_SHIFT = 0.6, 0.1
+"""Share of the moves that shift one job as a whole, and their standard deviation in makespans."""
 SHAKEN_SHARES = (0.05, 0.2, 1.0)
 """Shares of the operations that a shake moves."""
 
@@ -67,16 +69,18 @@ class Trial(NamedTuple):
     run: Run
 
 
-def search(graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int] | None = None) -> Trial:
+def search(
+    graph: Graph, caps: Sequence[int], effort: int, *, held: Sequence[int] | None = None, seed: int = 0
+) -> Trial:
     """The shortest step found within `effort` simulated steps (at least one), over these caps of jobs in flight.
 
-    The first cap is tried first. `held` limits what each stage holds.
+    The first cap is tried first. `held` limits what each stage holds. `seed` is the local search's.
     """
     trials = _Trials(graph, effort, held)
     found = sorted(_try_policies(trials, caps))
     if trials.left >= 2 and found[0].makespan > bounds(graph).best:
         found = sorted(_justify_on(trials, trial) for trial in found[:JUSTIFIED_ON])
-        return _shake_on(trials, found[0])
+        return _shake_on(trials, found[0], seed)
     return found[0]
 
 
@@ -124,12 +128,12 @@ def _justify_on(trials: _Trials, trial: Trial) -> Trial:
     return best
 
 
-def _shake_on(trials: _Trials, trial: Trial) -> Trial:
+def _shake_on(trials: _Trials, trial: Trial, seed: int) -> Trial:
     """The best that shaking and justifying reaches, until effort ends or nothing can be shorter."""
     limit = bounds(trials.graph).best
-    current, best, generator = trial, trial, random.Random(0)
+    current, best, generator = trial, trial, random.Random(seed)
     while trials.left >= 3 and best.makespan > limit:
-        shaken = trials.step(_shaken(current.run, generator), trial.in_flight)
+        shaken = trials.step(_shaken(trials.graph, current.run, generator), trial.in_flight)
         shaken = min(shaken, trials.justified(shaken))
         if shaken.makespan <= current.makespan:
             current = shaken
@@ -156,8 +160,15 @@ def urgencies(graph: Graph, policy: Policy) -> list[float]:
     ]
 
 
-def _shaken(step: Run, generator: random.Random) -> list[float]:
-    """Ends with noise on some."""
+def _shaken(graph: Graph, step: Run, generator: random.Random) -> list[float]:
+    """The ends of a step, as urgencies, with one job moved as a whole or noise on some operations."""
+    ends: list[float] = list(step.end)
+    if generator.random() < JOB_MOVES:
+        job = generator.randrange(graph.jobs)
+        shift = generator.gauss(0, JOB_SHIFT * step.makespan)
+        for operation in range(graph.first[job], graph.first[job] + graph.size(job)):
+            ends[operation] += shift
+        return ends
     spread = step.makespan * generator.choice(SHAKES)
     share = generator.choice(SHAKEN_SHARES)
-    return [end + generator.gauss(0, spread) if generator.random() < share else end for end in step.end]
+    return [end + generator.gauss(0, spread) if generator.random() < share else end for end in ends]

@@ -68,6 +68,7 @@ def _compute(plan, costs, stage, operation, inputs, done, held, in_flight) -> No
     visit = path[number]
     assert visit.stage == stage, f"{operation} belongs to stage {visit.stage}"
     children = [child for child, below in enumerate(path) if below.parent == number]
+    assert tuple(children) == visit.children
     if operation.kind == "forward":
         assert visit.parent is None or (stage, "activation", micro_batch, number) in inputs, f"{operation}: no input"
         inputs.update((stage, "activation", micro_batch, child) for child in children)
