@@ -23,7 +23,8 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 mapfile -t HOSTS < <(head -n "$NODES" "$HOSTFILE" | cut -d' ' -f1)
 comma_separated() { (IFS=, && echo "$*"); }
 
-if [[ $("$MPIRUN" --version) == *"Open MPI"* ]]; then
+# Open MPI calls itself OpenRTE where its mpirun goes by another name.
+if "$MPIRUN" --version | grep -qE "Open ?(MPI|RTE)"; then
     # Bound to one core, as Open MPI would have it, a rank's threads would share that core.
     LAUNCH=(--host "$(comma_separated "${HOSTS[@]/%/:$GPUS_PER_NODE}")" --bind-to none)
     # The environment does not travel by itself; -x sends a variable along.
