@@ -12,10 +12,12 @@ from megatron_rgpt.errors import UserError
 from megatron_rgpt.pipeline.costs import Cost, Costs
 from megatron_rgpt.pipeline.paths import visits
 from megatron_rgpt.pipeline.placement import HUB, Placement, check_stages
-from megatron_rgpt.pipeline.schedule import USUAL_LIMITS, Limits, plan
+from megatron_rgpt.pipeline.schedule import USUAL_LIMITS, Limits, plan, quick_effort
 
 ENUMERATED = 20_000
 """Up to so many placements all are looked at; beyond, only those that a walk from balanced ones meets."""
+FILL_LIMIT = 32
+"""Up to so many times the micro-batches of a step are looked at to fill the stages."""
 ROUNDS = ((48, 12), (12, 48), (4, 240))
 """Placements that are simulated in each round, and with which effort."""
 
@@ -83,7 +85,7 @@ class Fill:
     busy_share: float
     target: float
     enough: int | None
-    """The least micro-batches, with depths spread alike, that reach the target; None where the balance forbids it."""
+    """The least micro-batches, with depths spread alike, that reach the target; None where no number looked at does."""
     ceiling: float
     """Busy share that no number of micro-batches exceeds: mean work over the busiest stage's."""
 
@@ -91,11 +93,11 @@ class Fill:
         """One line for the user where the target is missed."""
         if self.busy_share >= self.target:
             return None
-        remedy = (
-            f"{self.enough} micro-batches would reach {self.target:.0%}"
-            if self.enough is not None
-            else f"the stages' loads allow {self.ceiling:.0%} at most"
-        )
+        if self.enough is not None:
+            remedy = f"{self.enough} micro-batches would reach {self.target:.0%}"
+        else:
+            most = FILL_LIMIT * self.micro_batches
+            remedy = f"no number up to {most} reaches {self.target:.0%} (the loads allow {self.ceiling:.0%} at most)"
         return (
             f"{self.micro_batches} micro-batches a step keep the pipeline's stages busy for {self.busy_share:.0%} "
             f"of it; {remedy}"
@@ -109,36 +111,36 @@ def predict_fill(
     limits: Limits = USUAL_LIMITS,
     *,
     target: float = 0.9,
-    effort: int | None = None,
+    effort: int = 120,
 ) -> Fill:
     """Predict the busy share of a step, and how many micro-batches of such depths would reach `target`.
 
-    Searches up to 64 times as many micro-batches by doubling and halving: the share grows with their number, but for
-    small waves, so the number found is one that reaches it, and near the least.
+    Searches up to `FILL_LIMIT` times as many micro-batches by doubling and halving: the share grows with their number,
+    but for small waves, so the number found is one that reaches it, and near the least. `effort` is that of the step
+    itself; with more micro-batches it shrinks, so that each number takes as long to look at.
     """
     rising = sorted(depths)
-
-    def dealt(count: int) -> list[int]:
-        """So many depths, spread as the given ones."""
-        return [rising[index * len(rising) // count] for index in range(count)]
+    own = len(rising)
 
     def share(count: int) -> float:
-        return plan(placement, dealt(count), costs, limits, effort=effort).busy_share
+        spread = [rising[index * own // count] for index in range(count)]
+        least = quick_effort(placement.stages)
+        return plan(placement, spread, costs, limits, effort=max(least, effort * own // count)).busy_share
 
-    here = share(len(rising))
+    here = share(own)
     loads = _Loads(placement.prelude, costs, rising).of(placement)
     ceiling = sum(loads) / len(loads) / max(loads)
-    enough = len(rising) if here >= target else None
+    enough = own if here >= target else None
     if enough is None and ceiling > target:
-        low, high = len(rising), 2 * len(rising)
-        while share(high) < target and high < 64 * len(rising):
+        low, high = own, 2 * own
+        while (reached := share(high)) < target and 2 * high <= FILL_LIMIT * own:
             low, high = high, 2 * high
-        if share(high) >= target:
+        if reached >= target:
             while high - low > max(1, high // 32):
                 middle = (low + high) // 2
                 low, high = (low, middle) if share(middle) >= target else (middle, high)
             enough = high
-    return Fill(len(rising), here, target, enough, ceiling)
+    return Fill(own, here, target, enough, ceiling)
 
 
 def _candidates(

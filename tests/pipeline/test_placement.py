@@ -125,6 +125,18 @@ def test_too_few_micro_batches_are_warned_of_with_the_number_that_would_fill_the
     assert filled.busy_share >= 0.9 and filled.warning() is None
 
 
+def test_the_number_of_micro_batches_that_fills_the_stages_is_near_the_least():
+    placement = Placement((0, 2, 2, 1), (2, 0, 0, 3), 1)
+    costs = flops_costs(model("1+5x6+5", 1280), VOCAB)
+    enough = predict_fill(placement, [1, 2, 3, 4, 5, 6], costs).enough
+    assert 6 < enough < 32 * 6
+
+    def share(count: int) -> float:
+        return plan(placement, [1 + index * 6 // count for index in range(count)], costs).busy_share
+
+    assert share(enough) >= 0.89 and share(2 * enough // 3) < 0.9
+
+
 def test_stages_whose_loads_differ_too_much_are_told_that_no_number_of_micro_batches_helps():
     costs = flops_costs(model("1+4x4+1"), 512)
     unbalanced = predict_fill(Placement((0, 4), (1, 0), 1), [4, 4], costs)

@@ -25,6 +25,12 @@ def test_a_row_per_stage_shows_forward_passes_in_upper_case_and_backward_passes_
     ]
 
 
+def test_a_column_shows_what_runs_at_its_middle():
+    # 18 units in 4 columns with middles at 2.25, 6.75, 11.25, 15.75
+    drawn = timeline(plan(Placement((0, 1), (0, 0), 1), [1], COSTS), width=4).splitlines()
+    assert [line[9:13] for line in drawn[1:]] == [".a.a", "A.a."]
+
+
 def test_a_step_without_cost_is_drawn_empty():
     free = Costs(FREE, FREE, FREE, FREE, FREE, 0)
     assert "hub      .... 100%" in timeline(plan(Placement((0, 1), (0, 0), 1), [1, 0], free), width=4)
