@@ -22,24 +22,25 @@ def main() -> None:
     with exit_on_user_error(quiet=placement.rank > 0):
         invocation = parse_invocation(sys.argv[1:])
         # Late: torch and DeepSpeed take seconds to import, a mistyped flag should not.
-        from megatron_rgpt.training.plan import describe, describe_as_text
+        from megatron_rgpt.training.plan import describe, describe_as_text, layout_warnings
         from megatron_rgpt.training.prepare import check_complete, check_inputs, prepare, resolve_config
 
         ranks = invocation.world_size or placement.world_size
-        config, batch, shape = resolve_config(invocation.config, ranks, invocation.given)
+        resolved = resolve_config(invocation.config, ranks, invocation.given)
         if not invocation.dry_run:
-            check_complete(config, batch)
+            check_complete(resolved)
     with exit_on_user_error():
         if invocation.dry_run:
-            facts = {**describe(config, batch, shape), "data": check_inputs(config, batch, shape)}
+            facts = {**describe(resolved), "data": check_inputs(resolved)}
             print(json.dumps(facts, indent=1) if invocation.json else describe_as_text(facts))
             return
-        run = prepare(config, batch, shape, first_rank=placement.rank == 0)
-        ranks_table = start(placement, config.parallel.distributed_timeout_minutes)
+        run = prepare(resolved, first_rank=placement.rank == 0)
+        ranks_table = start(placement, run.config.parallel.distributed_timeout_minutes)
 
         from megatron_rgpt.training.loop import train
 
-        train(run, f"{ranks_table}\n{describe_as_text(describe(config, batch, shape))}", notice)
+        warnings = layout_warnings(run, placement.local_world_size)
+        train(run, "\n".join([ranks_table, describe_as_text(describe(run)), *warnings]), notice)
 
 
 if __name__ == "__main__":

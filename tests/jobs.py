@@ -28,8 +28,8 @@ def flags(data: str, more: str = "") -> list[str]:
 def job(argv: list[str], notice: Notice | None = None) -> None:
     """Train as asked on the ranks of the default process group. Collective."""
     invocation = parse_invocation(argv)
-    config, batch, shape = resolve_config(invocation.config, dist.get_world_size(), invocation.given)
-    train(prepare(config, batch, shape, first_rank=dist.get_rank() == 0), "headline", notice or Notice(()))
+    run = resolve_config(invocation.config, dist.get_world_size(), invocation.given)
+    train(prepare(run, first_rank=dist.get_rank() == 0), "headline", notice or Notice(()))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -32,19 +32,18 @@ def load(path: Path) -> Config:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_example_configuration_resolves_on_one_rank_and_on_two(path: Path) -> None:
     for ranks in (1, 2):
-        config, batch, shape = resolve_config(load(path), ranks)
-        assert describe(config, batch, shape)["batch"]["train_iters"] > 0
+        assert describe(resolve_config(load(path), ranks))["batch"]["train_iters"] > 0
 
 
 @pytest.mark.parametrize("name", TOTALS)
 def test_every_dense_and_recurrent_row_of_table_1_has_its_model_and_the_full_recipe(name: str) -> None:
     path = next(path for path in CONFIGS if path.stem == name)
-    config, batch, shape = resolve_config(load(path), 4)
-    facts = describe(config, batch, shape)
+    run = resolve_config(load(path), 4)
+    facts = describe(run)
     assert f"{facts['counts']['total'] / 1e6:.2f}" == TOTALS[name]
     assert facts["batch"]["tokens_per_iteration"] == 491_520
     assert round(facts["batch"]["tokens"] / 1e9, 1) == 9.8
-    optimizer = config.optimizer
+    optimizer = run.config.optimizer
     assert (optimizer.lr, optimizer.min_lr, optimizer.lr_warmup_iters) == (6e-4, 6e-5, 2000)
     assert (optimizer.adam_beta1, optimizer.adam_beta2, optimizer.weight_decay) == (0.9, 0.95, 0.1)
 

@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -149,11 +150,12 @@ def benchmark_loop(args: argparse.Namespace) -> None:
             eval_iters=0,
             save=f"{folder}/run",
         )
-        config, batch, shape = resolve_config(config, 1)
+        resolved = resolve_config(config, 1)
+        config, batch = resolved.config, resolved.batch
         step = _bare_step(config)
         for number in range(args.rounds + 1):
             run = f"{folder}/run{number}"
-            train(prepare(config.changed(save=run), batch, shape, first_rank=True), "", Notice(()))
+            train(prepare(replace(resolved, config=config.changed(save=run)), first_rank=True), "", Notice(()))
             start_seconds = time.perf_counter()
             for _ in range(iterations // 2):
                 step()

@@ -53,7 +53,7 @@ class CheckpointIndex:
     vocab_size: int
     model: dict[str, Any]
     """The model's configuration, by field."""
-    shapes: dict[str, list[int]]
+    shapes: dict[str, list[int]] = field(default_factory=dict)
     """Logical shape of each parameter by canonical name."""
     files: dict[str, FileFacts] = field(default_factory=dict)
     format: int = FORMAT

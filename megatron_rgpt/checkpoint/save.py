@@ -16,27 +16,30 @@ from megatron_rgpt.checkpoint.layout import CheckpointIndex, FileFacts
 from megatron_rgpt.checkpoint.tensors import MOMENTS, EngineTensors
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.parallel.agreement import on_first_rank, together
+from megatron_rgpt.parallel.mesh import Mesh
 from megatron_rgpt.parallel.registry import Registry
 
 
 def save_checkpoint(
-    path: str, tensors: EngineTensors, registry: Registry, index: CheckpointIndex, config_yaml: str
+    path: str, tensors: EngineTensors, registry: Registry, mesh: Mesh, index: CheckpointIndex, config_yaml: str
 ) -> Path:
     """Save everything a run needs to go on. Collective; on failure every rank raises the same `UserError`.
 
-    `index` comes without its files. Returns the checkpoint's folder.
+    `registry` is that of this rank's pipeline stage; `index` comes without shapes and files. Returns the folder.
     """
     run, what = Path(path), f"--save {path}: checkpoint of iteration {index.iteration} could not be written"
     temporary = layout.temporary_folder(run, index.iteration)
     on_first_rank(lambda: layout.begin(run, index.iteration), what)
-    weights, moments = _read_share(tensors, registry)
+    weights, moments = _read_share(tensors, registry, mesh)
+    shapes = {entry.name: list(entry.shape) for entry in registry}
     try:
-        written = together(lambda: _write_share(temporary, weights=weights, optimizer=moments), what)
+        written = together(lambda: (_write_share(temporary, weights=weights, optimizer=moments), shapes), what)
 
         def complete() -> Path:
-            files = {name: facts for share in written for name, facts in share.items()}
+            files = {name: facts for share, _ in written for name, facts in share.items()}
+            all_shapes = {name: shape for _, stage in written for name, shape in stage.items()}
             layout.write_durably(temporary / layout.CONFIG, config_yaml)
-            layout.write_index(temporary, replace(index, files=files))
+            layout.write_index(temporary, replace(index, shapes=all_shapes, files=files))
             return layout.publish(run, index.iteration)
 
         return on_first_rank(complete, what)
@@ -47,7 +50,7 @@ def save_checkpoint(
 
 
 def _owners(registry: Registry, writers: int) -> dict[str, int]:
-    """Which rank writes each parameter: the largest first, each to the rank with the least so far."""
+    """Which of a stage's ranks writes each parameter: the largest first, each to the rank with the least so far."""
     load = [0] * writers
     owner = {}
     for entry in sorted(registry, key=lambda entry: -entry.size):
@@ -56,9 +59,12 @@ def _owners(registry: Registry, writers: int) -> dict[str, int]:
     return owner
 
 
-def _read_share(tensors: EngineTensors, registry: Registry) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The weights and moments that this rank writes, by key. Every rank takes part in reading every tensor."""
-    owner, rank = _owners(registry, dist.get_world_size()), dist.get_rank()
+def _read_share(
+    tensors: EngineTensors, registry: Registry, mesh: Mesh
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights and moments that this rank writes, by key. A stage's ranks all take part in reading its tensors."""
+    owner = _owners(registry, writers=mesh.data.size * mesh.tensor.size)
+    rank = mesh.data.rank * mesh.tensor.size + mesh.tensor.rank
     weights, moments = {}, {}
     for entry in registry:
         for kind in ("weight", *MOMENTS):

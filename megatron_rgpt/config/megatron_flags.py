@@ -68,8 +68,7 @@ _UNSUPPORTED = {
     "--optimizer": "the recipe's optimizer is AdamW",
     "--make-vocab-size-divisible-by": "the vocabulary is always padded to a multiple of 128, masked and never saved",
     "--num-layers-per-virtual-pipeline-stage": "the looped pipeline interleaves by itself",
-    "--pipeline-model-parallel-size": "this version has tensor and data parallelism; leave it out",
-    "--context-parallel-size": "this version has tensor and data parallelism; leave it out",
+    "--context-parallel-size": "the sequence is sharded by tensor parallelism",
 }
 
 

@@ -200,6 +200,12 @@ class ParallelConfig:
     """How the work is spread over ranks."""
 
     tensor_model_parallel_size: int = option(1, "ranks that share each layer's weights, heads and the sequence")
+    pipeline_model_parallel_size: int = option(
+        1, "stages that share the core's blocks; micro-batches travel them in a ring"
+    )
+    pipeline_placement: str | None = option(
+        None, "blocks per stage by hand, as in 'core=3,5,6,6 coda=2,0,0,0' (default: searched by simulation)"
+    )
     sequence_parallel: bool = option(True, "tensor parallelism always shards the residual stream along the sequence")
     zero_stage: int = option(1, "DeepSpeed ZeRO stage, 0 to 3")
     deepspeed_config: str | None = option(
@@ -210,6 +216,17 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         tp = self.tensor_model_parallel_size
         require(tp > 0, f"--tensor-model-parallel-size {tp}: must be positive")
+        pp = self.pipeline_model_parallel_size
+        require(pp > 0, f"--pipeline-model-parallel-size {pp}: must be positive")
+        require(
+            pp == 1 or self.zero_stage <= 1,
+            f"--zero-stage {self.zero_stage} with --pipeline-model-parallel-size {pp}: a pipeline accumulates "
+            "gradients over a whole step, so use --zero-stage 0 or 1",
+        )
+        require(
+            pp > 1 or self.pipeline_placement is None,
+            "--pipeline-placement needs --pipeline-model-parallel-size of 2 or more",
+        )
         require(
             self.sequence_parallel or tp == 1,
             "--no-sequence-parallel: tensor parallelism is always sequence-parallel here (the same bytes travel, and "

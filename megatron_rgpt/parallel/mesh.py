@@ -105,6 +105,6 @@ def hosts_warning(tensor: int, local_world_size: int) -> str | None:
     if tensor == 1 or local_world_size % tensor == 0:
         return None
     return (
-        f"warning: --tensor-model-parallel-size {tensor} does not divide the {local_world_size} ranks of a host: "
+        f"--tensor-model-parallel-size {tensor} does not divide the {local_world_size} ranks of a host: "
         "groups that exchange activations in every layer reach over the network; a divisor would keep them inside hosts"
     )

@@ -32,10 +32,12 @@ _OURS_ALONE = {
 def deepspeed_config(config: Config, batch: BatchPlan) -> dict[str, Any]:
     """What `deepspeed.initialize` gets. Raises `UserError` for a user's JSON that is unreadable or contradicts us."""
     bf16 = config.training.precision == "bf16"
+    # a pipeline's gradients come from all micro-batches of a step at once
+    micro_steps = 1 if config.parallel.pipeline_model_parallel_size > 1 else batch.micro_steps
     ours: dict[str, Any] = {
         "train_batch_size": batch.global_batch_size,
-        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
-        "gradient_accumulation_steps": batch.micro_steps,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size * batch.micro_steps // micro_steps,
+        "gradient_accumulation_steps": micro_steps,
         "gradient_clipping": config.optimizer.clip_grad,
         "zero_optimization": {"stage": config.parallel.zero_stage},
         "bf16": {"enabled": bf16},

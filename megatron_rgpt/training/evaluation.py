@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 import torch.distributed as dist
 
 from megatron_rgpt.config import BatchPlan, Config
 from megatron_rgpt.data.datasets import Dataset
 from megatron_rgpt.data.sampler import batches
-from megatron_rgpt.randomness import Noise, key
+from megatron_rgpt.randomness import key
 from megatron_rgpt.training.engine import Engine
+from megatron_rgpt.training.feed import micro_batches
 
 
 def exits_to_evaluate(config: Config) -> list[int]:
@@ -25,15 +28,10 @@ def evaluate(engine: Engine, dataset: Dataset, config: Config, batch: BatchPlan)
     """
     exits, data = exits_to_evaluate(config), engine.mesh.data
     samples = config.evaluation.eval_iters * batch.global_batch_size
+    seed = key(config.training.seed, "evaluation") if config.model.eval_noise else None
+    feed = micro_batches(batches(dataset, 0, batch.micro_batch_size, data.rank, data.size), seed, engine.device)
     total = torch.zeros(len(exits), dtype=torch.float64, device=engine.device)
-    feed = batches(dataset, 0, batch.micro_batch_size, data.rank, data.size)
-    with engine.evaluating():
-        for _ in range(samples // batch.chunk):
-            ordinals, tokens = next(feed)
-            tokens_BS1 = torch.from_numpy(tokens).to(engine.device)
-            noise = None
-            if config.model.eval_noise:
-                noise = Noise(key(config.training.seed, "evaluation"), tuple(ordinals.tolist()))
-            total += engine(tokens_BS1[:, :-1], tokens_BS1[:, 1:], exits=exits, noise=noise)
+    for _ in range(config.evaluation.eval_iters):
+        total += engine.exit_losses(list(islice(feed, batch.micro_steps)), exits)
     dist.all_reduce(total, group=data.handle)
     return (total * batch.micro_batch_size / samples).tolist()

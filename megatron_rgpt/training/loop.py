@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,16 +20,14 @@ from megatron_rgpt.config.flags import to_yaml
 from megatron_rgpt.data.sampler import batches
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import executed_flops_per_token
-from megatron_rgpt.model.recurrent import build_model
 from megatron_rgpt.parallel.agreement import on_first_rank
 from megatron_rgpt.parallel.mesh import Mesh
 from megatron_rgpt.parallel.notice import Notice
-from megatron_rgpt.parallel.registry import Registry
-from megatron_rgpt.randomness import Noise
 from megatron_rgpt.training.clock import Clock, peak_memory_gib
 from megatron_rgpt.training.depth import micro_step_depths
-from megatron_rgpt.training.engine import Engine
+from megatron_rgpt.training.engine import Engine, build_engine
 from megatron_rgpt.training.evaluation import evaluate, exits_to_evaluate
+from megatron_rgpt.training.feed import micro_batches
 from megatron_rgpt.training.learning_rate import learning_rate
 from megatron_rgpt.training.prepare import PreparedRun
 from megatron_rgpt.training.run_log import IterationReport, RunLog
@@ -71,18 +68,14 @@ def _iterate(
     config, batch = run.config, run.batch
     eval_interval, save_interval = config.evaluation.eval_interval, config.checkpoint.save_interval
     consumed, started, clock = run.consumed_samples, time.monotonic(), Clock()
-    feed = batches(
-        run.train,
-        consumed,
-        batch.micro_batch_size,
-        engine.mesh.data.rank,
-        batch.data_parallel_size,
-        vocab_size=run.vocab_size,
-    )
+    data = engine.mesh.data
+    samples = batches(run.train, consumed, batch.micro_batch_size, data.rank, data.size, vocab_size=run.vocab_size)
+    feed = micro_batches(samples, config.training.seed, engine.device)
     for iteration in range(run.start_iteration + 1, batch.train_iters + 1):
         rate = learning_rate(config.optimizer, iteration, batch.train_iters)
         depths = micro_step_depths(config, batch, consumed)
-        loss, norm = train_iteration(engine, feed, depths, config.training.seed, rate)
+        loss = engine.accumulate(list(islice(feed, batch.micro_steps)), depths)
+        norm = engine.step(rate)
         if not math.isfinite(norm):
             # the norm is global, so that every rank is here; the weights are spoilt, the last checkpoint is not
             raise UserError(
@@ -96,13 +89,13 @@ def _iterate(
 
         last = iteration == batch.train_iters
         if iteration % config.logging.log_interval == 0 or last:
-            dist.all_reduce(loss, group=engine.mesh.data.handle)
+            dist.all_reduce(loss, group=data.handle)
             seconds = clock.seconds_per_iteration()
             report = IterationReport(
                 iteration=iteration,
                 consumed_samples=consumed,
                 consumed_tokens=consumed * config.model.seq_length,
-                loss=loss.item() / batch.data_parallel_size,
+                loss=loss.item() / data.size,
                 depth=sum(depths) / len(depths),
                 lr=rate,
                 grad_norm=norm,
@@ -123,46 +116,26 @@ def _iterate(
             if config.checkpoint.save is not None and (
                 last or leave or (save_interval and iteration % save_interval == 0)
             ):
-                log.say(f"saved {_save(run, engine.registry, tensors, iteration, consumed)}")
+                log.say(f"saved {_save(run, engine, tensors, iteration, consumed)}")
         if leave:
             log.say(f"leaving after iteration {iteration}: {reason}")
             return iteration
     return batch.train_iters
 
 
-def train_iteration(
-    engine: Engine, feed: Iterator[tuple[np.ndarray, np.ndarray]], depths: list[int], seed: int, rate: float
-) -> tuple[torch.Tensor, float]:
-    """One iteration of len(depths) micro-steps; returns this rank's mean loss, a tensor, and the gradient norm."""
-    total = torch.zeros((), dtype=torch.float64, device=engine.device)
-    for step, depth in enumerate(depths):
-        ordinals, tokens = next(feed)
-        tokens_BS1 = torch.from_numpy(tokens).to(engine.device, non_blocking=True)
-        noise = Noise(seed, tuple(ordinals.tolist()))
-        loss = engine(tokens_BS1[:, :-1], tokens_BS1[:, 1:], depth=depth, noise=noise)
-        total += loss.detach() / len(depths)
-        engine.backward(loss, last=step == len(depths) - 1)
-    return total, engine.step(rate)
-
-
 def build(run: PreparedRun, mesh: Mesh) -> tuple[Engine, EngineTensors]:
     """The engine at the run's first iteration: with fresh weights, or the checkpoint's."""
     config = run.config
-    recompute = config.training.recompute == "step"
-    model, registry = build_model(
-        config.model, run.vocab_size, config.training.seed, recompute=recompute, tp=mesh.tensor
-    )
     if run.checkpoint is None:
-        engine = Engine(model, registry, config, run.batch, mesh)
+        engine = build_engine(config, run.batch, mesh, run.pipeline)
         return engine, EngineTensors(engine.deepspeed)
     folder, index = run.checkpoint.folder, run.checkpoint.index
     verify_checkpoint(folder, index)
     moments = config.checkpoint.load_optim and not config.checkpoint.finetune
     with open_checkpoint(folder, index) as tensors:
-        load_weights(tensors, registry)
-        engine = Engine(model, registry, config, run.batch, mesh)
+        engine = build_engine(config, run.batch, mesh, run.pipeline, lambda registry: load_weights(tensors, registry))
         engine_tensors = EngineTensors(engine.deepspeed, steps=index.optimizer_steps if moments else 0)
-        load_optimizer(tensors, engine_tensors, registry, moments=moments)
+        load_optimizer(tensors, engine_tensors, engine.registry, moments=moments)
     return engine, engine_tensors
 
 
@@ -171,7 +144,7 @@ def _evaluate(run: PreparedRun, engine: Engine, log: RunLog, iteration: int, spl
     log.evaluation(iteration, exits_to_evaluate(run.config), losses, split=split)
 
 
-def _save(run: PreparedRun, registry: Registry, tensors: EngineTensors, iteration: int, consumed: int) -> Path:
+def _save(run: PreparedRun, engine: Engine, tensors: EngineTensors, iteration: int, consumed: int) -> Path:
     index = CheckpointIndex(
         iteration=iteration,
         consumed_samples=consumed,
@@ -181,9 +154,10 @@ def _save(run: PreparedRun, registry: Registry, tensors: EngineTensors, iteratio
         depths_per_step=run.batch.depths_per_step,
         vocab_size=run.vocab_size,
         model=model_facts(run.config.model),
-        shapes={entry.name: list(entry.shape) for entry in registry},
     )
-    return save_checkpoint(run.config.checkpoint.save, tensors, registry, index, to_yaml(run.config))
+    return save_checkpoint(
+        run.config.checkpoint.save, tensors, engine.registry, engine.mesh, index, to_yaml(run.config)
+    )
 
 
 def _reason_to_leave(run: PreparedRun, iteration: int, started: float, notice: Notice) -> str | None:

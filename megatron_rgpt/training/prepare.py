@@ -15,6 +15,7 @@ from megatron_rgpt.data.tokenizers import build_tokenizer
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import count_parameters
 from megatron_rgpt.parallel.mesh import MeshShape
+from megatron_rgpt.pipeline.configure import PipelinePlan, configure_pipeline
 from megatron_rgpt.training.deepspeed_config import deepspeed_config
 
 
@@ -27,13 +28,23 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class PreparedRun:
-    """A run whose inputs are known to be good. `config` is resolved: nothing in it is left to a default."""
+class ResolvedRun:
+    """What the configuration alone says of a run. In `config` nothing is left to a default."""
 
     config: Config
     batch: BatchPlan
     mesh_shape: MeshShape
-    vocab_size: int
+    pipeline: PipelinePlan | None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.data.vocab_size
+
+
+@dataclass(frozen=True)
+class PreparedRun(ResolvedRun):
+    """A run whose inputs are known to be good."""
+
     checkpoint: Checkpoint | None
     start_iteration: int
     consumed_samples: int
@@ -42,9 +53,7 @@ class PreparedRun:
     test: Dataset | None
 
 
-def resolve_config(
-    config: Config, world_size: int, given: frozenset[str] = frozenset()
-) -> tuple[Config, BatchPlan, MeshShape]:
+def resolve_config(config: Config, world_size: int, given: frozenset[str] = frozenset()) -> ResolvedRun:
     """Fill in what depends on the machine, the tokenizer and the run to go on with; check all sizes.
 
     `given` names the fields that the user set. Reads no data. Raises `UserError`.
@@ -57,12 +66,17 @@ def resolve_config(
     if checkpoint is not None and not config.checkpoint.finetune and "depths_per_step" not in given:
         # D is part of the run: the default would change with the number of ranks
         config = config.changed(depths_per_step=checkpoint.index.depths_per_step)
-    mesh_shape = MeshShape.of(world_size, tensor=config.parallel.tensor_model_parallel_size)
+    parallel = config.parallel
+    mesh_shape = MeshShape.of(
+        world_size, tensor=parallel.tensor_model_parallel_size, pipeline=parallel.pipeline_model_parallel_size
+    )
     batch = plan_batch(config, mesh_shape.data)
     deepspeed_config(config, batch)
+    config = config.changed(global_batch_size=batch.global_batch_size)
     if not config.model.layout.is_dense:
         config = config.changed(depths_per_step=batch.depths_per_step)
-    return config.changed(global_batch_size=batch.global_batch_size), batch, mesh_shape
+    pipeline = configure_pipeline(config, batch)
+    return ResolvedRun(config, batch, mesh_shape, pipeline)
 
 
 def resolve_vocabulary(config: Config) -> int:
@@ -79,18 +93,19 @@ def resolve_vocabulary(config: Config) -> int:
     return tokenizer.vocab_size
 
 
-def check_complete(config: Config, batch: BatchPlan) -> None:
+def check_complete(run: ResolvedRun) -> None:
     """Raise `UserError` for what a run needs and a dry run does not."""
-    if batch.train_iters == 0 and not config.training.skip_train:
+    config = run.config
+    if run.batch.train_iters == 0 and not config.training.skip_train:
         raise UserError("how long to train? give --train-iters N or --train-samples N")
     interval = config.checkpoint.save_interval
     if interval is not None and config.checkpoint.save is None:
         raise UserError(f"--save-interval {interval} needs --save FOLDER: nothing would be saved")
 
 
-def check_inputs(config: Config, batch: BatchPlan, mesh_shape: MeshShape) -> str:
+def check_inputs(run: ResolvedRun) -> str:
     """For a dry run: check data, checkpoint and save folder as far as they are on this machine, and say how far."""
-    data = config.data
+    data = run.config.data
     words = [*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path]
     prefixes = [word for word in words if not _is_number(word)]
     absent = [prefix for prefix in prefixes if not Path(f"{prefix}.idx").exists()]
@@ -98,12 +113,13 @@ def check_inputs(config: Config, batch: BatchPlan, mesh_shape: MeshShape) -> str
         return "none given"
     if absent:
         return f"not checked, {', '.join(absent)} is not on this machine"
-    prepare(config, batch, mesh_shape, first_rank=True)
+    prepare(run, first_rank=True)
     return "checked"
 
 
-def prepare(config: Config, batch: BatchPlan, mesh_shape: MeshShape, *, first_rank: bool) -> PreparedRun:
-    """Open the data and the checkpoint of a resolved configuration. The first rank also prepares the save folder."""
+def prepare(run: ResolvedRun, *, first_rank: bool) -> PreparedRun:
+    """Open the data and the checkpoint of a resolved run. The first rank also prepares the save folder."""
+    config, batch = run.config, run.batch
     training, evaluation = config.training, config.evaluation
     checkpoint = _find(config)
     if checkpoint is not None:
@@ -125,7 +141,7 @@ def prepare(config: Config, batch: BatchPlan, mesh_shape: MeshShape, *, first_ra
         resuming = config.checkpoint.load is not None and _same(config.checkpoint.save, config.checkpoint.load)
         total = count_parameters(config.model, config.data.vocab_size).total
         prepare_run_folder(config.checkpoint.save, total, resuming=resuming)
-    return PreparedRun(config, batch, mesh_shape, config.data.vocab_size, checkpoint, *start, train, valid, test)
+    return PreparedRun(config, batch, run.mesh_shape, run.pipeline, checkpoint, *start, train, valid, test)
 
 
 def _find(config: Config) -> Checkpoint | None:

@@ -28,6 +28,7 @@ BASE = Config().changed(
 
 # what a reference does not look at
 ONE_LAYOUT = {"zero_stage": 1, "micro_batch_size": 1, "recompute": "none", "tensor_model_parallel_size": 1}
+ONE_LAYOUT["pipeline_model_parallel_size"] = 1
 
 # each value: what it changes in the configuration
 MODELS = {
@@ -48,6 +49,7 @@ FEATURES = {
     "zero_stage": [0, 1, 2, 3],
     "data": [1, 2],
     "tensor": [1, 2, 4],
+    "pipeline": [1, 2, 3, 4],
     "micro_batch_size": [1, 2],
     "recompute": ["none", "step"],
     "gate_bias": [0.0, 4.0],
@@ -56,12 +58,21 @@ FEATURES = {
 
 
 def _allowed(cell: Cell) -> bool:
-    return cell["zero_stage"] > 0 or cell["precision"] != "fp64"
+    ranks = cell["data"] * cell["tensor"] * cell["pipeline"]
+    staged = cell["pipeline"] > 1
+    return (
+        ranks <= 8
+        and (cell["zero_stage"] > 0 or cell["precision"] != "fp64")
+        and not (staged and (cell["zero_stage"] > 1 or cell["model"] == "dense"))
+        # a stage beside the hub needs a block
+        and not (cell["model"] == "no prelude, no gate" and cell["pipeline"] > 3)
+    )
 
 
 def _config(cell: Cell) -> Config:
-    values = {name: value for name, value in cell.items() if name not in ("model", "data", "tensor")}
-    return BASE.changed(**MODELS[cell["model"]], **values, tensor_model_parallel_size=cell["tensor"])
+    values = {name: value for name, value in cell.items() if name not in ("model", "data", "tensor", "pipeline")}
+    sizes = {"tensor_model_parallel_size": cell["tensor"], "pipeline_model_parallel_size": cell["pipeline"]}
+    return BASE.changed(**MODELS[cell["model"]], **values, **sizes)
 
 
 def _name(cell: Cell) -> str:
@@ -71,7 +82,9 @@ def _name(cell: Cell) -> str:
 def _check(cell: Cell, ranks: RankPool) -> None:
     config = _config(cell)
     reference = reference_trace(config.changed(**ONE_LAYOUT))
-    for rank, trace in enumerate(ranks.run(engine_trace, config, world=cell["data"] * cell["tensor"])):
+    for rank, trace in enumerate(
+        ranks.run(engine_trace, config, world=cell["data"] * cell["tensor"] * cell["pipeline"])
+    ):
         too_far = {name: ratio for name, ratio in differences(trace, reference, config).items() if ratio > 1}
         assert not too_far, f"rank {rank} of ({_name(cell)}): times the allowed difference: {too_far}"
 

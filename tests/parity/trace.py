@@ -7,8 +7,11 @@ ranks: torch's autograd over whole depth groups, AdamW and clipping written out.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -17,11 +20,12 @@ from megatron_rgpt.config import Config, plan_batch
 from megatron_rgpt.model.recurrent import build_model
 from megatron_rgpt.parallel.mesh import Mesh, MeshShape
 from megatron_rgpt.parallel.registry import Entry, Registry
+from megatron_rgpt.pipeline.configure import configure_pipeline
 from megatron_rgpt.randomness import Noise, step_depths
 from megatron_rgpt.training.depth import micro_step_depths
-from megatron_rgpt.training.engine import Engine
+from megatron_rgpt.training.engine import build_engine
+from megatron_rgpt.training.feed import micro_batches
 from megatron_rgpt.training.learning_rate import learning_rate
-from megatron_rgpt.training.loop import train_iteration
 
 STEPS = 5
 
@@ -47,36 +51,47 @@ def sample(config: Config, ordinal: int) -> torch.Tensor:
 
 def engine_trace(config: Config) -> Trace:
     """Train `STEPS` iterations on the ranks of the default process group. Collective."""
-    shape = MeshShape.of(dist.get_world_size(), tensor=config.parallel.tensor_model_parallel_size)
-    mesh, batch = Mesh.build(shape), plan_batch(config, shape.data)
-    recompute = config.training.recompute == "step"
-    model, registry = build_model(
-        config.model, config.data.vocab_size, config.training.seed, recompute=recompute, tp=mesh.tensor
+    parallel = config.parallel
+    shape = MeshShape.of(
+        dist.get_world_size(),
+        tensor=parallel.tensor_model_parallel_size,
+        pipeline=parallel.pipeline_model_parallel_size,
     )
-    engine = Engine(model, registry, config, batch, mesh)
-    tensors = EngineTensors(engine.deepspeed)
+    mesh, batch = Mesh.build(shape), plan_batch(config, shape.data)
+    engine = build_engine(config, batch, mesh, configure_pipeline(config, batch))
+    tensors, registry = EngineTensors(engine.deepspeed), engine.registry
 
-    def feed():
+    def samples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for first in range(mesh.data.rank * batch.micro_batch_size, STEPS * batch.global_batch_size, batch.chunk):
             ordinals = torch.arange(first, first + batch.micro_batch_size)
             yield ordinals.numpy(), torch.stack([sample(config, int(o)) for o in ordinals]).numpy()
 
+    feed = micro_batches(samples(), config.training.seed, engine.device)
     autograd = _watch_gradients(registry)
-    losses, norms, gradient, batches = [], [], {}, feed()
+    losses, norms, gradient = [], [], {}
     for iteration in range(1, STEPS + 1):
         depths = micro_step_depths(config, batch, (iteration - 1) * batch.global_batch_size)
-        rate = learning_rate(config.optimizer, iteration, STEPS)
-        loss, norm = train_iteration(engine, batches, depths, config.training.seed, rate)
-        dist.all_reduce(loss, group=mesh.data.handle)
+        loss = engine.accumulate(list(islice(feed, batch.micro_steps)), depths)
+        norms.append(engine.step(learning_rate(config.optimizer, iteration, STEPS)))
+        for group in (mesh.data, mesh.pipeline):
+            dist.all_reduce(loss, group=group.handle)
         losses.append(loss.item() / mesh.data.size)
-        norms.append(norm)
         if iteration == 1:
             autograd = {name: _over_ranks(registry[name], grad, mesh, config) for name, grad in autograd.items()}
             # the first moment after one step is the clipped gradient that reached the optimizer, times 1 - beta1
             scale = 1 - config.optimizer.adam_beta1
             gradient = {entry.name: tensors.read(entry, "exp_avg").clone() / scale for entry in registry}
     weights = {entry.name: tensors.read(entry, "weight").clone() for entry in registry}
-    return Trace(losses, norms, autograd, gradient, weights)
+    return Trace(losses, norms, *(_over_stages(part, mesh) for part in (autograd, gradient, weights)))
+
+
+def _over_stages(part: dict[str, torch.Tensor], mesh: Mesh) -> dict[str, torch.Tensor]:
+    """All stages' tensors. No parameter is on two of them."""
+    stages: list[dict[str, torch.Tensor]] = [{}] * mesh.pipeline.size
+    dist.all_gather_object(stages, part, group=mesh.pipeline.handle)
+    merged = {name: tensor for stage in stages for name, tensor in stage.items()}
+    assert len(merged) == sum(len(stage) for stage in stages)
+    return merged
 
 
 def _watch_gradients(registry: Registry) -> dict[str, torch.Tensor]:
@@ -97,7 +112,8 @@ def _over_ranks(entry: Entry, gradient: torch.Tensor, mesh: Mesh, config: Config
         # the engine's own hook has run before and has summed it
         gradient = gradient / mesh.tensor.size
     whole = entry.put(gradient).contiguous() if entry.sharded else gradient[: entry.shape[0]].clone()
-    dist.all_reduce(whole)
+    for group in (mesh.data, mesh.tensor):
+        dist.all_reduce(whole, group=group.handle)
     return whole / mesh.data.size
 
 
