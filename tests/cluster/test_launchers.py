@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,14 @@ def launch(cluster: Cluster, launcher: str, mpich_libraries: str, flags: str, **
     return result.returncode, result.stdout + result.stderr
 
 
-LAUNCHERS = ["pretrain_8nodes", "pretrain_deepspeed", "pdsh", "openmpi", "mpich"]
+needs_mpi4py = pytest.mark.skipif(find_spec("mpi4py") is None, reason="needs mpi4py (pip install -e .[mpi])")
+LAUNCHERS = [
+    "pretrain_8nodes",
+    "pretrain_deepspeed",
+    "pdsh",
+    pytest.param("openmpi", marks=needs_mpi4py),
+    pytest.param("mpich", marks=needs_mpi4py),
+]
 
 
 def training_lines(save: Path) -> list[tuple[int, float, float]]:
