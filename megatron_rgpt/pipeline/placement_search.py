@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from math import comb
@@ -143,36 +143,35 @@ def predict_fill(
     return Fill(own, here, target, enough, ceiling)
 
 
-def _candidates(
-    layout: Layout, stages: int, costs: Costs, depths: Sequence[int]
-) -> Iterator[tuple[tuple[int, int], Placement]]:
-    """Placements with a bound of their step's makespan, and with how uneven their loads are."""
+Rated = tuple[tuple[int, int], Placement]
+"""A placement with a bound of its step's makespan, and with how uneven its loads are."""
 
+
+def _candidates(layout: Layout, stages: int, costs: Costs, depths: Sequence[int]) -> Iterable[Rated]:
+    """Placements worth a simulation, each once."""
     loads = _Loads(layout.prelude, costs, depths)
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], Rated] = {}
 
-    def rated(core: tuple[int, ...], coda: tuple[int, ...]) -> tuple[tuple[int, int], Placement]:
-        placement = Placement(core, coda, layout.prelude)
-        return (loads.bound(placement), sum(load * load for load in loads.of(placement))), placement
+    def rate(core: tuple[int, ...], coda: tuple[int, ...]) -> Rated:
+        if (core, coda) not in known:
+            placement = Placement(core, coda, layout.prelude)
+            unevenness = sum(load * load for load in loads.of(placement))
+            known[core, coda] = (loads.bound(placement), unevenness), placement
+        return known[core, coda]
 
     total = comb(layout.core + stages - 1, stages - 1) * comb(layout.coda + stages - 1, stages - 1)
     if total <= ENUMERATED:
         for core, coda in product(_compositions(layout.core, stages), _compositions(layout.coda, stages)):
             if _filled(core, coda):
-                yield rated(core, coda)
-        return
-    seen = {}
+                rate(core, coda)
+        return known.values()
     for core, coda in _starts(layout, stages):
-        here = rated(core, coda)
-        while (core, coda) not in seen:
-            seen[core, coda] = here
-            for shares in _neighbours(core, coda):
-                if shares not in seen:
-                    found = rated(*shares)
-                    yield found
-                    if found[0] < here[0]:
-                        here = found
-            core, coda = here[1].core, here[1].coda
-    yield from seen.values()
+        here, before = rate(core, coda), None
+        while here is not before:
+            before = here
+            around = (rate(*shares) for shares in _neighbours(before[1].core, before[1].coda))
+            here = min((before, *around), key=lambda rated: rated[0])
+    return known.values()
 
 
 def _starts(layout: Layout, stages: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -117,6 +119,14 @@ def test_a_multiset_of_depths_is_planned_once_and_its_micro_batches_relabelled(c
 @given(cases(), st.integers(30, 60))
 def test_more_effort_never_gives_a_longer_step_than_the_first_policy(case: Case, effort: int):
     assert case._replace(effort=effort).plan().makespan <= case._replace(effort=1).plan().makespan
+
+
+def test_planning_needs_no_torch():
+    program = (
+        "import sys, megatron_rgpt.pipeline.placement_search, megatron_rgpt.pipeline.render; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_a_step_whose_depths_are_all_0_has_no_transfers_where_the_coda_lies_on_the_hub():
