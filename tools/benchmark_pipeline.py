@@ -9,7 +9,7 @@ micro-batches are in flight, in the ring and unrolled alike. The unrolled pipeli
 of the loop: prelude, R tied copies of the core, coda and head cut into P consecutive pieces; a micro-batch of depth r
 passes the copies behind r at no cost. `best split` balances the pieces by expected work, `stock split` by blocks, as if
 every copy always ran. Both get the search that the ring gets; `1F1B` is the order in which a stock pipeline runs the
-best split instead, micro-batches as dealt. A small --effort favours the ring: the search tries first what is best for it.
+best split instead, micro-batches as dealt. A small --effort favours the ring: the search first tries what suits it.
 """
 
 from __future__ import annotations
