@@ -6,6 +6,7 @@ Takes our own exports and stock GPT-2. The folder's own code is never run: a rec
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from megatron_rgpt.checkpoint import layout
 from megatron_rgpt.checkpoint.fits import model_facts
@@ -25,7 +25,7 @@ from megatron_rgpt.errors import UserError
 from megatron_rgpt.hf.export import copy_code
 from megatron_rgpt.hf.hf_config import CONFIG, from_hf, read_hf_config, to_hf
 from megatron_rgpt.hf.names import HFTensor, hf_tensors, logical_parameters
-from megatron_rgpt.hf.shards import FolderTensors
+from megatron_rgpt.hf.shards import FolderTensors, save_tensors
 from megatron_rgpt.hf.tokenizer_files import TRAINED_WITH, run_tokenizer
 from megatron_rgpt.hf.verify import Agreement, verify_folder
 from megatron_rgpt.model.recurrent import RecurrentTransformer
@@ -61,7 +61,8 @@ class ImportReport:
         if not model.layout.is_dense:
             values.append(("gate-temperature", model.gate_temperature))
         off = [f"--no-{name}" for name in ("anchor", "gate") if not getattr(model, name)]
-        return " ".join([*(f"--{name} {value}" for name, value in values), *off])
+        given = [word for name, value in values for word in (f"--{name}", str(value))]
+        return shlex.join([*given, *off])
 
 
 def import_folder(load: str, save: str) -> ImportReport:
@@ -86,6 +87,7 @@ def import_folder(load: str, save: str) -> ImportReport:
         temporary = layout.begin(run, 0)
         checkpoint = _write(run, temporary, weights, config, model_config, vocab_size)
     except OSError as error:
+        shutil.rmtree(layout.temporary_folder(run, 0), ignore_errors=True)
         raise UserError(f"--save {save}: cannot be written ({error.strerror or error})") from None
     try:
         agreement = _verify(source, checkpoint, content)
@@ -167,9 +169,7 @@ def _write(
         shapes={name: list(tensor.shape) for name, tensor in weights.items()},
         files={},
     )
-    save_file(weights, temporary / _WEIGHTS)
-    (temporary / _WEIGHTS).chmod(0o644)
-    layout.sync(temporary / _WEIGHTS)
+    save_tensors(weights, temporary / _WEIGHTS)
     index.files[_WEIGHTS] = layout.file_facts(temporary / _WEIGHTS)
     layout.write_durably(temporary / layout.CONFIG, to_yaml(config))
     layout.write_index(temporary, index)

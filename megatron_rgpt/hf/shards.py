@@ -31,17 +31,23 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], size
         name = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         held = dict(next(arriving) for _ in names)
         assert list(held) == names
-        try:
-            save_file(held, folder / name, metadata={"format": "pt"})
-        except SafetensorError as error:
-            # the system's error, wrapped
-            raise OSError(None, str(error), str(folder / name)) from None
-        (folder / name).chmod(0o644)
-        sync(folder / name)
+        save_tensors(held, folder / name)
         file_of |= dict.fromkeys(names, name)
     if len(shards) > 1:
         content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
         (folder / INDEX).write_text(json.dumps(content, indent=1) + "\n")
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Write a safetensors file to the disk. Raises `OSError`."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # the system's error, wrapped
+        raise OSError(None, str(error), str(path)) from None
+    # safetensors makes files for their owner alone; a model is for whoever may read its folder
+    path.chmod(0o644)
+    sync(path)
 
 
 def _split(sizes: dict[str, int], limit: int) -> list[list[str]]:

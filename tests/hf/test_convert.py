@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -237,3 +239,18 @@ def test_an_export_of_a_damaged_or_missing_checkpoint_leaves_nothing(
     assert "--max-shard-size" in complaint(
         ["export", "--load", str(run), "--output", "x", "--max-shard-size", "big"], monkeypatch, capfd
     )
+
+
+def _with_little_room(function, *arguments) -> None:
+    """A file over 40,000 bytes cannot be written: as on a full disk, an error from the system."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+    function(*arguments)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(run: Path, gpt2: Path, ranks: RankPool, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^--output .*out: cannot be written .*File too large"):
+        ranks.run(_with_little_room, export, str(run), str(tmp_path / "out"), ExportOptions(), world=1)
+    with pytest.raises(UserError, match=r"^--save .*run: cannot be written .*File too large"):
+        ranks.run(_with_little_room, import_folder, str(gpt2), str(tmp_path / "run"), world=1)
+    assert not list(tmp_path.glob("out*")) and not list((tmp_path / "run").glob("*"))
