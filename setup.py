@@ -21,8 +21,10 @@ setup(
     extras_require={
         "data": ["tokenizers>=0.20,<1", "zstandard>=0.22,<1"],
         "plots": ["matplotlib>=3.8,<4"],
+        "hf": ["transformers>=4.57,<6"],
+        "evaluate": ["accelerate>=1,<2", "lm-eval>=0.4.9,<0.5", "transformers>=4.57,<6"],
         "mpi": ["mpi4py>=4,<5"],
         "wandb": ["wandb>=0.17,<1"],
-        "dev": ["hypothesis>=6,<7", "pytest>=8,<10", "ruff>=0.9,<1", "transformers>=4.48,<6"],
+        "dev": ["hypothesis>=6,<7", "pytest>=8,<10", "ruff>=0.9,<1", "transformers>=4.57,<6"],
     },
 )
