@@ -27,16 +27,27 @@ class Filled:
     """
 
     def __init__(self, static: bool) -> None:
-        self.length: int | torch.Tensor = torch.zeros((), dtype=torch.long) if static else 0
+        self.length: int | torch.Tensor = 0
+        if static:
+            self.length = _at_fixed_address(torch.zeros((), dtype=torch.long))
         self.empty = True
 
     def advance(self, tokens: int) -> None:
-        self.length = self.length + tokens
+        # a tensor in place: a compiled step finds it at the same address
+        self.length += tokens
         self.empty = False
 
-    def reset(self) -> None:
-        self.length = self.length * 0
-        self.empty = True
+    def set(self, length: int | torch.Tensor) -> None:
+        if isinstance(self.length, torch.Tensor):
+            self.length.fill_(length)
+        else:
+            self.length = int(length)
+        self.empty = bool(length == 0)
+
+    def move(self, device: torch.device) -> None:
+        """Before the first forward: count where the cache will be."""
+        if isinstance(self.length, torch.Tensor) and self.length.device != device:
+            self.length = _at_fixed_address(self.length.to(device))
 
 
 @dataclass(frozen=True)
@@ -198,6 +209,10 @@ class StaticRecurrentLayer(RecurrentLayer):
         super().__init__(filled, keep)
         self.max_cache_len = max_cache_len
 
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = _at_fixed_address(self.keys), _at_fixed_address(self.values)
+
     def slots_for(self, tokens: int) -> int:
         return self.max_cache_len
 
@@ -260,8 +275,7 @@ class RecurrentCache(Cache):
 
     def place(self, tokens: int, device: torch.device, *, exact: bool) -> Place:
         """Where the next forward's tokens go."""
-        if isinstance(self.filled.length, torch.Tensor):
-            self.filled.length = self.filled.length.to(device)
+        self.filled.move(device)
         return Place(self.filled.length, tokens, exact=exact and self.filled.empty)
 
     def carry(self, step: int, place: Place) -> None:
@@ -280,12 +294,18 @@ class RecurrentCache(Cache):
     def crop(self, tokens: int) -> None:
         """Forget the last -`tokens` tokens; a positive number is the length to keep (transformers 4)."""
         left = tokens if tokens > 0 else self.filled.length + tokens
-        self.filled.length = min(left, self.filled.length)
-        self.filled.empty = self.filled.length == 0
+        self.filled.set(min(left, self.filled.length))
 
     def reset(self) -> None:
         super().reset()
-        self.filled.reset()
+        self.filled.set(0)
+
+
+def _at_fixed_address(tensor: torch.Tensor) -> torch.Tensor:
+    """Tell `torch.compile` that this tensor stays where it is, so that CUDA graphs may write to it."""
+    if not torch.compiler.is_compiling():
+        torch._dynamo.mark_static_address(tensor)
+    return tensor
 
 
 def _fold(kept: torch.Tensor, new: torch.Tensor, keep: str, step: int) -> None:
