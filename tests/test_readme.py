@@ -67,6 +67,7 @@ SHOWS = {
     "preprocess_data.py": "corpus_text_document",
     "deepspeed --num_gpus": "iteration 2/2",
     "report.py": "validation loss by exit",
+    "checkpoint_convert.py export": "RecurrentGPTForCausalLM written to exports/small",
     "generate.py": "The meaning of life is",
     "torchrun": "iteration 2/2",
     "--zero-stage 2": "ZeRO-2",
