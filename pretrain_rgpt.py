@@ -40,7 +40,7 @@ def main() -> None:
         from megatron_rgpt.training.loop import train
 
         warnings = layout_warnings(run, placement.local_world_size)
-        train(run, "\n".join([ranks_table, describe_as_text(describe(run)), *warnings]), notice)
+        train(run, "\n".join([ranks_table, run.mesh_shape.table(), describe_as_text(describe(run)), *warnings]), notice)
 
 
 if __name__ == "__main__":

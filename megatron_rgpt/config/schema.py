@@ -101,8 +101,8 @@ class DataConfig:
     merge_file: str | None = option(None, "merges file of a BPE tokenizer")
     tokenizer_model: str | None = option(None, "model file of the tokenizer")
     vocab_size: int | None = option(None, "vocabulary size (default: the tokenizer's)")
-    reset_position_ids: bool = option(False, "restart positions and attention after each end of document")
-    eod_mask_loss: bool = option(False, "leave the end-of-document token out of the loss")
+    reset_position_ids: bool = option(False, "restart positions after each end of document; attention crosses it")
+    eod_mask_loss: bool = option(False, "count no loss at the end-of-document token")
 
     def __post_init__(self) -> None:
         require(
@@ -317,10 +317,6 @@ class Config:
         require(
             self.training.precision != "fp64" or self.checkpoint.save is None,
             "--precision fp64 is for parity checks and cannot be saved: leave --save out",
-        )
-        require(
-            not self.data.reset_position_ids,
-            "--reset-position-ids is not supported: attention crosses documents, as in the paper",
         )
 
     def changed(self, **values: Any) -> Config:

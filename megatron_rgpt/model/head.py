@@ -30,3 +30,8 @@ class Head(nn.Module):
             assert self.tp.size == 1, "logits are never gathered over tensor-parallel ranks"
             return logits_SBV[..., : self.vocab_size].transpose(0, 1)
         return vocab_parallel_cross_entropy(logits_SBV, labels_BS.t(), self.vocab_size, self.tp).t()
+
+
+def mean_loss(losses_BS: torch.Tensor, weights_BS: torch.Tensor | None) -> torch.Tensor:
+    """Mean over tokens, each counted as its weight says."""
+    return losses_BS.mean() if weights_BS is None else (losses_BS * weights_BS).mean()

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from megatron_rgpt.config import ModelConfig
 from megatron_rgpt.model.block import Block
-from megatron_rgpt.model.head import Head
+from megatron_rgpt.model.head import Head, mean_loss
 from megatron_rgpt.model.recurrence import RecurrentGPT, StepContext
 from megatron_rgpt.parallel.layers import VocabParallelEmbedding
 from megatron_rgpt.parallel.mesh import ALONE, Group
@@ -47,22 +47,27 @@ class RecurrentTransformer(nn.Module):
         depth: int | None = None,
         exits: Sequence[int] | None = None,
         noise: Noise | None = None,
+        positions_BS: torch.Tensor | None = None,
+        weights_BS: torch.Tensor | None = None,
         gate_override: float | None = None,
     ) -> torch.Tensor:
         """Logits [B, S, V], or with labels the mean loss in nats.
 
         `depth` r defaults to R and may be 0 or beyond R. `exits` asks for several depths of one loop, in rising
-        order: the result then has a leading dimension of that length. Noise is off unless given.
+        order: the result then has a leading dimension of that length. Noise is off unless given; positions are 0..S-1
+        unless given; `weights_BS` says what each token's loss counts, default 1.
         """
         depths = [self.default_depth if depth is None else depth] if exits is None else list(exits)
         if noise is not None:
             noise = replace(noise, part=self.tp.rank, parts=self.tp.size)
         results = []
-        for state_sBD in self._states(tokens_BS, depths, noise, gate_override):
+        for state_sBD in self._states(tokens_BS, positions_BS, depths, noise, gate_override):
             for block in self.coda:
                 state_sBD = self._run(block, state_sBD)
-            result = self.head(state_sBD, labels_BS)
-            results.append(result if labels_BS is None else result.mean())
+            if labels_BS is None:
+                results.append(self.head(state_sBD))
+            else:
+                results.append(mean_loss(self.head(state_sBD, labels_BS), weights_BS))
         return results[0] if exits is None else torch.stack(results)
 
     @property
@@ -71,10 +76,15 @@ class RecurrentTransformer(nn.Module):
         return self.config.layout.recurrences
 
     def _states(
-        self, tokens_BS: torch.Tensor, depths: Sequence[int], noise: Noise | None, gate_override: float | None
+        self,
+        tokens_BS: torch.Tensor,
+        positions_BS: torch.Tensor | None,
+        depths: Sequence[int],
+        noise: Noise | None,
+        gate_override: float | None,
     ) -> Iterator[torch.Tensor]:
         """h^(k) for each k of `depths`, in rising order."""
-        h_sBD = self.embedding(tokens_BS)
+        h_sBD = self.embedding(tokens_BS, positions_BS)
         for block in self.prelude:
             h_sBD = self._run(block, h_sBD)
         assert list(depths) == sorted(depths) and (self.rule is not None or depths[-1] == 0), depths

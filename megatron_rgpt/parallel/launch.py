@@ -125,6 +125,9 @@ def start(placement: Placement, timeout_minutes: float, backend: str | None = No
         device = "cpu"
         # Read when DeepSpeed is first imported: spares it the search, and the user its warning.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        if "OMP_NUM_THREADS" not in os.environ:
+            # each rank would take all cores: ranks of one host share them
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // placement.local_world_size))
     import deepspeed
 
     if device == "cpu":

@@ -84,12 +84,17 @@ class VocabParallelEmbedding(nn.Module):
         declare(self.tokens, Normal(std), shard=Shard(0), rows=vocab_size)
         declare(self.positions, Normal(std))
 
-    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
-        positions_sD = self.positions[sequence_shard(tokens_BS.shape[1], self.tp)]
+    def forward(self, tokens_BS: torch.Tensor, positions_BS: torch.Tensor | None = None) -> torch.Tensor:
+        """Positions are 0..S-1 unless given."""
+        shard = sequence_shard(tokens_BS.shape[1], self.tp)
+        if positions_BS is None:
+            positions_sBD = self.positions[shard][:, None]
+        else:
+            positions_sBD = F.embedding(positions_BS.t()[shard], self.positions)
         if self.tp.size == 1:
-            return F.embedding(tokens_BS.t(), self.tokens) + positions_sD[:, None]
+            return F.embedding(tokens_BS.t(), self.tokens) + positions_sBD
         rows = self.tokens.shape[0]
         local_SB = tokens_BS.t() - self.tp.rank * rows
         here_SB1 = ((local_SB >= 0) & (local_SB < rows))[..., None]
         partial_SBD = torch.where(here_SB1, F.embedding(local_SB.clamp(0, rows - 1), self.tokens), 0.0)
-        return scatter_sum_sequence(partial_SBD, self.tp) + positions_sD[:, None]
+        return scatter_sum_sequence(partial_SBD, self.tp) + positions_sBD

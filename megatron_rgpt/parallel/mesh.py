@@ -36,6 +36,17 @@ class MeshShape:
         """Global ranks by [pipeline, data, tensor] coordinate."""
         return np.arange(self.pipeline * self.data * self.tensor).reshape(self.pipeline, self.data, self.tensor)
 
+    def table(self) -> str:
+        """Ranks by pipeline stage and data-parallel coordinate; those of one cell are tensor-parallel."""
+        ranks = self.ranks()
+        rows = [["stage", *(f"data {data}" for data in range(self.data))]]
+        rows += [
+            [str(stage), *(",".join(map(str, ranks[stage, data])) for data in range(self.data))]
+            for stage in range(self.pipeline)
+        ]
+        width = max(len(cell) for row in rows for cell in row)
+        return "\n".join("  ".join(f"{cell:>{width}}" for cell in row) for row in rows)
+
 
 @dataclass(frozen=True)
 class Group:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from megatron_rgpt.model.head import mean_loss
 from megatron_rgpt.model.micro_batch import MicroBatch
 from megatron_rgpt.model.recurrence import StepContext
 from megatron_rgpt.pipeline.paths import Part
@@ -90,7 +91,7 @@ class VisitRunner:
                 (flowing,) = run(self._propose, passage.state_sBD, passage.anchor, context, cores)
             elif group[-1].kind == "head":
                 codas = [part.blocks for part in group[:-1]]
-                (loss,) = run(self._leave, flowing, codas, passage.batch.labels_BS)
+                (loss,) = run(self._leave, flowing, codas, passage.batch)
                 passage.losses[group[-1].step] = loss.detach()
                 if loss.requires_grad:
                     loss.grad = torch.full_like(loss, loss_scale)
@@ -102,7 +103,7 @@ class VisitRunner:
 
     def _start(self, batch: MicroBatch, prelude: range, starts_loop: bool) -> tuple[torch.Tensor, ...]:
         model = self._model
-        h_sBD = _through([model.prelude[str(i)] for i in prelude], model.embedding(batch.tokens_BS))
+        h_sBD = _through([model.prelude[str(i)] for i in prelude], model.embedding(batch.tokens_BS, batch.positions_BS))
         if not starts_loop:
             return (h_sBD,)
         state_sBD, anchor = model.rule.start(h_sBD)
@@ -123,9 +124,9 @@ class VisitRunner:
     ) -> torch.Tensor:
         return self._model.rule.update(state_sBD, proposal_sBD, anchor, context)
 
-    def _leave(self, state_sBD: torch.Tensor, codas: list[range], labels_BS: torch.Tensor) -> torch.Tensor:
+    def _leave(self, state_sBD: torch.Tensor, codas: list[range], batch: MicroBatch) -> torch.Tensor:
         state_sBD = _through([self._model.coda[str(i)] for blocks in codas for i in blocks], state_sBD)
-        return self._model.head(state_sBD, labels_BS).mean()
+        return mean_loss(self._model.head(state_sBD, batch.labels_BS), batch.weights_BS)
 
 
 def _in_segments(parts: Sequence[Part]) -> list[list[Part]]:

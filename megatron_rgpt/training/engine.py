@@ -68,7 +68,7 @@ class Engine:
         for number, (batch, depth) in enumerate(zip(batches, depths, strict=True), start=1):
             # under ZeRO 0 and 1 nothing is reduced before `step`
             self.deepspeed.set_gradient_accumulation_boundary(number == len(batches) and self.stage >= 2)
-            loss = self.deepspeed(batch.tokens_BS, batch.labels_BS, depth=depth, noise=batch.noise)
+            loss = self.deepspeed(**batch._asdict(), depth=depth)
             total += loss.detach() / len(batches)
             self.deepspeed.backward(loss)
         return total
@@ -79,7 +79,7 @@ class Engine:
         total = torch.zeros(len(exits), dtype=torch.float64, device=self.device)
         self.deepspeed.eval()
         for batch in batches:
-            total += self.deepspeed(batch.tokens_BS, batch.labels_BS, exits=exits, noise=batch.noise)
+            total += self.deepspeed(**batch._asdict(), exits=exits)
         self.deepspeed.train()
         return total
 

@@ -17,6 +17,7 @@ from megatron_rgpt.checkpoint.read import load_weights, open_checkpoint
 from megatron_rgpt.checkpoint.save import save_checkpoint
 from megatron_rgpt.checkpoint.tensors import EngineTensors
 from megatron_rgpt.config.flags import to_yaml
+from megatron_rgpt.data.datasets import summary_lines
 from megatron_rgpt.data.sampler import batches
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import executed_flops_per_token
@@ -27,7 +28,7 @@ from megatron_rgpt.training.clock import Clock, peak_memory_gib
 from megatron_rgpt.training.depth import micro_step_depths
 from megatron_rgpt.training.engine import Engine, build_engine
 from megatron_rgpt.training.evaluation import evaluate, exits_to_evaluate
-from megatron_rgpt.training.feed import micro_batches
+from megatron_rgpt.training.feed import balance, micro_batches
 from megatron_rgpt.training.learning_rate import learning_rate
 from megatron_rgpt.training.prepare import PreparedRun
 from megatron_rgpt.training.run_log import IterationReport, RunLog
@@ -41,6 +42,7 @@ def train(run: PreparedRun, headline: str, notice: Notice) -> None:
         config, first_rank=dist.get_rank() == 0, start_iteration=run.start_iteration, train_iters=batch.train_iters
     )
     log.say(headline)
+    log.say("\n".join(summary_lines(config.data, (run.train, run.valid, run.test))))
     if config.checkpoint.save is not None:
         save = Path(config.checkpoint.save)
         on_first_rank(lambda: write_durably(save / CONFIG, to_yaml(config)), f"--save {save}: cannot be written")
@@ -70,11 +72,11 @@ def _iterate(
     consumed, started, clock = run.consumed_samples, time.monotonic(), Clock()
     data = engine.mesh.data
     samples = batches(run.train, consumed, batch.micro_batch_size, data.rank, data.size, vocab_size=run.vocab_size)
-    feed = micro_batches(samples, config.training.seed, engine.device)
+    feed = micro_batches(samples, config.training.seed, engine.device, run.documents)
     for iteration in range(run.start_iteration + 1, batch.train_iters + 1):
         rate = learning_rate(config.optimizer, iteration, batch.train_iters)
         depths = micro_step_depths(config, batch, consumed)
-        loss = engine.accumulate(list(islice(feed, batch.micro_steps)), depths)
+        loss = engine.accumulate(balance(list(islice(feed, batch.micro_steps)), data), depths)
         norm = engine.step(rate)
         if not math.isfinite(norm):
             # the norm is global, so that every rank is here; the weights are spoilt, the last checkpoint is not
@@ -140,7 +142,7 @@ def build(run: PreparedRun, mesh: Mesh) -> tuple[Engine, EngineTensors]:
 
 
 def _evaluate(run: PreparedRun, engine: Engine, log: RunLog, iteration: int, split: str) -> None:
-    losses = evaluate(engine, getattr(run, split), run.config, run.batch)
+    losses = evaluate(engine, getattr(run, split), run.config, run.batch, run.documents)
     log.evaluation(iteration, exits_to_evaluate(run.config), losses, split=split)
 
 

@@ -11,12 +11,13 @@ from megatron_rgpt.checkpoint.fits import check_fits
 from megatron_rgpt.checkpoint.layout import CheckpointIndex, find_checkpoint, prepare_run_folder, read_index
 from megatron_rgpt.config import BatchPlan, Config, plan_batch
 from megatron_rgpt.data.datasets import Dataset, build_datasets, check_extension
-from megatron_rgpt.data.tokenizers import build_tokenizer
+from megatron_rgpt.data.tokenizers import Tokenizer, build_tokenizer
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import count_parameters
 from megatron_rgpt.parallel.mesh import MeshShape
 from megatron_rgpt.pipeline.configure import PipelinePlan, configure_pipeline
 from megatron_rgpt.training.deepspeed_config import deepspeed_config
+from megatron_rgpt.training.feed import Documents
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class PreparedRun(ResolvedRun):
     train: Dataset | None
     valid: Dataset | None
     test: Dataset | None
+    documents: Documents | None
+    """None: documents run into each other, as in the paper."""
 
 
 def resolve_config(config: Config, world_size: int, given: frozenset[str] = frozenset()) -> ResolvedRun:
@@ -81,16 +84,31 @@ def resolve_config(config: Config, world_size: int, given: frozenset[str] = froz
 
 def resolve_vocabulary(config: Config) -> int:
     """`--vocab-size`, or the tokenizer's."""
+    return _tokenizer(config).vocab_size if config.data.vocab_size is None else config.data.vocab_size
+
+
+def _tokenizer(config: Config) -> Tokenizer:
     data = config.data
-    if data.vocab_size is not None:
-        return data.vocab_size
-    tokenizer = build_tokenizer(
+    return build_tokenizer(
         data.tokenizer_type,
         vocab_file=data.vocab_file,
         merge_file=data.merge_file,
         tokenizer_model=data.tokenizer_model,
+        vocab_size=data.vocab_size,
     )
-    return tokenizer.vocab_size
+
+
+def _documents(config: Config) -> Documents | None:
+    data = config.data
+    if not (data.reset_position_ids or data.eod_mask_loss):
+        return None
+    eod = _tokenizer(config).eod
+    if eod is None:
+        raise UserError(
+            f"--reset-position-ids and --eod-mask-loss need an end-of-document token, and --tokenizer-type "
+            f"{data.tokenizer_type} has none: leave them out"
+        )
+    return Documents(eod, data.reset_position_ids, data.eod_mask_loss)
 
 
 def check_complete(run: ResolvedRun) -> None:
@@ -141,7 +159,8 @@ def prepare(run: ResolvedRun, *, first_rank: bool) -> PreparedRun:
         resuming = config.checkpoint.load is not None and _same(config.checkpoint.save, config.checkpoint.load)
         total = count_parameters(config.model, config.data.vocab_size).total
         prepare_run_folder(config.checkpoint.save, total, resuming=resuming)
-    return PreparedRun(config, batch, run.mesh_shape, run.pipeline, checkpoint, *start, train, valid, test)
+    documents = _documents(config)
+    return PreparedRun(config, batch, run.mesh_shape, run.pipeline, checkpoint, *start, train, valid, test, documents)
 
 
 def _find(config: Config) -> Checkpoint | None:
