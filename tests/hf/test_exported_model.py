@@ -57,6 +57,15 @@ def test_logits_equal_ours_at_every_exit(layout: str, changes: dict) -> None:
     torch.testing.assert_close(theirs(some_tokens()).logits, ours(some_tokens()), **CLOSE)
 
 
+def test_evaluation_has_noise_only_where_the_run_asked_for_it() -> None:
+    quiet, noisy, tokens = exported(), exported(eval_noise=True), some_tokens()
+    assert torch.equal(quiet(tokens).logits, quiet(tokens).logits)
+    assert not torch.equal(noisy(tokens).logits, noisy(tokens).logits)
+    torch.testing.assert_close(
+        noisy(tokens, num_recurrences=0).logits, quiet(tokens, num_recurrences=0).logits, **CLOSE
+    )
+
+
 def test_the_loss_is_that_of_the_shifted_labels() -> None:
     ours, tokens = lively_model(), some_tokens()
     loss = transformers_model(ours)(tokens, labels=tokens).loss
