@@ -97,6 +97,16 @@ def test_every_layout_computes_what_one_process_does(cell: Cell, ranks: RankPool
     _check(cell, ranks)
 
 
+def test_gpt2s_vocabulary_of_50257_on_four_tensor_parallel_ranks_computes_what_one_process_does(
+    ranks: RankPool,
+) -> None:
+    model = MODELS["uniform, D 1"]
+    config = BASE.changed(**model, vocab_size=50257, micro_batch_size=2, gate_bias=0.0, precision="fp32")
+    reference = reference_trace(config.changed(**ONE_LAYOUT))
+    trace = ranks.run(engine_trace, config.changed(tensor_model_parallel_size=4), world=4)[0]
+    assert not {name: ratio for name, ratio in differences(trace, reference, config).items() if ratio > 1}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("cell", [cell for cell in all_cells(FEATURES, _allowed) if cell not in PAIRWISE], ids=_name)
 def test_every_layout_of_the_whole_matrix_computes_what_one_process_does(cell: Cell, ranks: RankPool) -> None:
