@@ -8,7 +8,8 @@ import torch.distributed as dist
 
 from megatron_rgpt.checkpoint.layout import CheckpointIndex, verify_file
 from megatron_rgpt.checkpoint.read import CheckpointTensors
-from megatron_rgpt.checkpoint.tensors import MOMENTS, EngineTensors
+from megatron_rgpt.checkpoint.tensors import EngineTensors
+from megatron_rgpt.checkpoint.totals import MOMENTS
 from megatron_rgpt.parallel.agreement import together
 from megatron_rgpt.parallel.registry import Registry
 

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from megatron_rgpt.checkpoint.layout import CONFIG, INDEX, CheckpointIndex, find_checkpoint, read_index
+from megatron_rgpt.checkpoint.totals import Kind, key
 from megatron_rgpt.config import Config
 from megatron_rgpt.config.flags import read_yaml
 from megatron_rgpt.errors import UserError
@@ -25,12 +26,14 @@ class CheckpointTensors:
         self._folder = folder
         self._file_of: dict[str, Any] = {name: handle for handle in files.values() for name in handle.keys()}  # noqa: SIM118
 
-    def read(self, name: str, kind: str) -> torch.Tensor:
+    def read(self, name: str, kind: Kind) -> torch.Tensor:
         """The logical fp32 tensor of a parameter: its `weight`, or a moment of it."""
-        key = name if kind == "weight" else f"{kind}.{name}"
-        if key not in self._file_of:
-            raise UserError(f"--load {self._folder}: no file holds {key}: the checkpoint is incomplete")
-        return self._file_of[key].get_tensor(key)
+        wanted = key(kind, name)
+        if wanted not in self._file_of:
+            raise UserError(
+                f"--load {self._folder}: no file holds {wanted}: it was imported or is another model's: give --finetune"
+            )
+        return self._file_of[wanted].get_tensor(wanted)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from megatron_rgpt.checkpoint import layout
 from megatron_rgpt.checkpoint.layout import CheckpointIndex, FileFacts
-from megatron_rgpt.checkpoint.tensors import MOMENTS, EngineTensors
+from megatron_rgpt.checkpoint.tensors import EngineTensors
+from megatron_rgpt.checkpoint.totals import MOMENTS, key
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.parallel.agreement import on_first_rank, together
 from megatron_rgpt.parallel.mesh import Mesh
@@ -21,11 +22,18 @@ from megatron_rgpt.parallel.registry import Registry
 
 
 def save_checkpoint(
-    path: str, tensors: EngineTensors, registry: Registry, mesh: Mesh, index: CheckpointIndex, config_yaml: str
+    path: str,
+    tensors: EngineTensors,
+    registry: Registry,
+    mesh: Mesh,
+    index: CheckpointIndex,
+    config_yaml: str,
+    keep: int | None = None,
 ) -> Path:
     """Save everything a run needs to go on. Collective; on failure every rank raises the same `UserError`.
 
-    `registry` is that of this rank's pipeline stage; `index` comes without shapes and files. Returns the folder.
+    `registry` is that of this rank's pipeline stage; `index` comes without shapes and files; `keep`: older checkpoints
+    than this many whole ones are removed. Returns the folder.
     """
     run, what = Path(path), f"--save {path}: checkpoint of iteration {index.iteration} could not be written"
     temporary = layout.temporary_folder(run, index.iteration)
@@ -40,7 +48,10 @@ def save_checkpoint(
             all_shapes = {name: shape for _, stage in written for name, shape in stage.items()}
             layout.write_durably(temporary / layout.CONFIG, config_yaml)
             layout.write_index(temporary, replace(index, shapes=all_shapes, files=files))
-            return layout.publish(run, index.iteration)
+            folder = layout.publish(run, index.iteration)
+            if keep is not None:
+                layout.prune(run, keep)
+            return folder
 
         return on_first_rank(complete, what)
     except UserError:
@@ -71,10 +82,8 @@ def _read_share(
             tensor = tensors.read(entry, kind)
             if owner[entry.name] != rank:
                 continue
-            if kind == "weight":
-                weights[entry.name] = _copy(tensor)
-            else:
-                moments[f"{kind}.{entry.name}"] = _copy(tensor)
+            share = weights if kind == "weight" else moments
+            share[key(kind, entry.name)] = _copy(tensor)
     return weights, moments
 
 

@@ -6,8 +6,6 @@ holds a contiguous fragment (perhaps none) of its slice, flattened, of each para
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -18,10 +16,8 @@ from deepspeed.utils import (
     safe_set_local_optimizer_state,
 )
 
+from megatron_rgpt.checkpoint.totals import Kind
 from megatron_rgpt.parallel.registry import Entry
-
-Kind = Literal["weight", "exp_avg", "exp_avg_sq"]
-MOMENTS: tuple[Kind, ...] = ("exp_avg", "exp_avg_sq")
 
 
 class EngineTensors:

@@ -258,6 +258,7 @@ class CheckpointConfig:
 
     save: str | None = option(None, "folder of the run: checkpoints, configuration, metrics.jsonl")
     save_interval: int | None = option(None, "iterations between checkpoints (the last one is always saved)")
+    save_total_limit: int | None = option(None, "whole checkpoints to keep; older ones are removed after each save")
     load: str | None = option(None, "folder of the run to go on from, or of one checkpoint")
     finetune: bool = option(False, "load weights alone and start at iteration 0")
     load_optim: bool = option(True, "load the optimizer's state (off: start with fresh moments)")
@@ -266,6 +267,10 @@ class CheckpointConfig:
         require(
             self.save_interval is None or self.save_interval > 0,
             f"--save-interval {self.save_interval}: must be positive",
+        )
+        require(
+            self.save_total_limit is None or self.save_total_limit > 0,
+            f"--save-total-limit {self.save_total_limit}: must be positive: the newest checkpoint is always kept",
         )
         require(not self.finetune or self.load is not None, "--finetune needs --load FOLDER")
 

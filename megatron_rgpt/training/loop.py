@@ -157,8 +157,15 @@ def _save(run: PreparedRun, engine: Engine, tensors: EngineTensors, iteration: i
         vocab_size=run.vocab_size,
         model=model_facts(run.config.model),
     )
+    checkpoint = run.config.checkpoint
     return save_checkpoint(
-        run.config.checkpoint.save, tensors, engine.registry, engine.mesh, index, to_yaml(run.config)
+        checkpoint.save,
+        tensors,
+        engine.registry,
+        engine.mesh,
+        index,
+        to_yaml(run.config),
+        keep=checkpoint.save_total_limit,
     )
 
 

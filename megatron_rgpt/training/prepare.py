@@ -116,9 +116,10 @@ def check_complete(run: ResolvedRun) -> None:
     config = run.config
     if run.batch.train_iters == 0 and not config.training.skip_train:
         raise UserError("how long to train? give --train-iters N or --train-samples N")
-    interval = config.checkpoint.save_interval
-    if interval is not None and config.checkpoint.save is None:
-        raise UserError(f"--save-interval {interval} needs --save FOLDER: nothing would be saved")
+    for flag in ("save_interval", "save_total_limit"):
+        value = getattr(config.checkpoint, flag)
+        if value is not None and config.checkpoint.save is None:
+            raise UserError(f"--{flag.replace('_', '-')} {value} needs --save FOLDER: nothing would be saved")
 
 
 def check_inputs(run: ResolvedRun) -> str:
@@ -156,7 +157,10 @@ def prepare(run: ResolvedRun, *, first_rank: bool) -> PreparedRun:
         vocab_size=config.data.vocab_size,
     )
     if config.checkpoint.save is not None and first_rank:
-        resuming = config.checkpoint.load is not None and _same(config.checkpoint.save, config.checkpoint.load)
+        # from an older checkpoint of its own, too: the later ones are replaced as the run comes by
+        folders = [] if checkpoint is None else [checkpoint.folder.parent]
+        folders += [] if config.checkpoint.load is None else [config.checkpoint.load]
+        resuming = any(_same(config.checkpoint.save, folder) for folder in folders)
         total = count_parameters(config.model, config.data.vocab_size).total
         prepare_run_folder(config.checkpoint.save, total, resuming=resuming)
     documents = _documents(config)
@@ -195,7 +199,7 @@ def _position(config: Config, batch: BatchPlan, checkpoint: Checkpoint) -> tuple
     return index.iteration, index.consumed_samples
 
 
-def _same(one: str, other: str) -> bool:
+def _same(one: str | Path, other: str | Path) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
