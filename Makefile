@@ -1,6 +1,6 @@
 # `make pretrain` trains a small RecurrentGPT on this machine; `make test` runs the tests. Both set up .venv first.
 # PYTHON=python3.12 and TORCH_INDEX=URL: see tools/environment.sh.
-.PHONY: pretrain test test-full lint clean
+.PHONY: pretrain test test-full test-transformers4 lint clean
 RUN := runs/demo
 
 pretrain: .venv/.plots
@@ -11,6 +11,10 @@ test: .venv/.dev lint
 
 test-full: .venv/.dev
 	.venv/bin/python -m pytest -m "full or not full"
+
+# the exported model on the newest transformers 4 as well
+test-transformers4: .venv/.dev
+	tests/hf/transformers4.sh
 
 lint: .venv/.dev
 	.venv/bin/ruff check .

@@ -12,7 +12,7 @@ if [ ! -e "$environment/ready" ]; then
     echo "import site; site.addsitedir('$rest')" > "$site/rest.pth"
     # --ignore-installed: .venv has these packages too, in the versions that transformers 5 needs
     "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-installed --no-deps \
-        "transformers==4.*" "huggingface-hub<1" "tokenizers>=0.22,<0.23.1"
+        transformers==4.57.6 huggingface-hub==0.36.2 tokenizers==0.22.2
     touch "$environment/ready"
 fi
 exec "$environment/bin/python" -m pytest tests/hf "$@"
