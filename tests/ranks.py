@@ -26,7 +26,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, forkserver
@@ -87,6 +87,23 @@ class RankPool:
         that names the rank and holds its traceback. A rank that dies, or a run longer than
         `timeout_seconds` (each rank then prints its stacks to stderr), raises `RankError`.
         """
+        with self._started(function, args, world, timeout_seconds):
+            return self._gather(timeout_seconds)
+
+    def outcomes(
+        self, function: Callable[..., Any], *args: Any, world: int, timeout_seconds: float = 180.0
+    ) -> list[Any]:
+        """As `run`, but a rank that fails ends nobody: for each rank its result, or a `RankError` that tells its end.
+
+        A rank that raised leaves at once, as a process of a job does. A rank that does not end raises `RankError`.
+        """
+        with self._started(function, args, world, timeout_seconds):
+            return self._gather(timeout_seconds, ends_all=False)
+
+    @contextmanager
+    def _started(
+        self, function: Callable[..., Any], args: tuple[Any, ...], world: int, timeout_seconds: float
+    ) -> Iterator[None]:
         if not 1 <= world <= self.size:
             raise ValueError(f"world={world}: this pool has ranks for 1..{self.size}")
         # Imported late: the fork server, too, imports this module, and tests without ranks need no torch.
@@ -100,7 +117,7 @@ class RankPool:
             for rank in range(world):
                 job = _Job(function, args, rank, world, store.port, timeout_seconds)
                 self._running.append(_Rank(self._context, job))
-            return self._gather(timeout_seconds)
+            yield
         finally:
             self.close()
 
@@ -110,7 +127,7 @@ class RankPool:
             rank.kill()
         self._running = []
 
-    def _gather(self, timeout_seconds: float) -> list[Any]:
+    def _gather(self, timeout_seconds: float, ends_all: bool = True) -> list[Any]:
         results: dict[int, Any] = {}
         deadline = time.monotonic() + timeout_seconds
         while waiting := [rank for rank in self._running if rank.number not in results]:
@@ -121,7 +138,7 @@ class RankPool:
                 raise RankError(f"timeout: no result after {timeout_seconds:g} s from rank {missing}")
             for pipe in ready:
                 rank = sources[pipe]
-                results[rank.number] = self._receive(rank)
+                results[rank.number] = self._receive(rank) if ends_all else rank.outcome()
         for rank in self._running:
             rank.release()
         return [results[number] for number in range(len(self._running))]
@@ -168,9 +185,22 @@ class _Rank:
             return f"was killed by {signal.Signals(-code).name}"
         return f"ended without a result (exit code {code})"
 
+    def outcome(self) -> Any:
+        """The result, or a `RankError`; a rank that failed is let go."""
+        try:
+            result, _, text = pickle.loads(self.pipe.recv_bytes())
+        except EOFError:
+            return RankError(f"{self.label} {self.how_it_ended()}")
+        if text is None:
+            return result
+        self.release()
+        return RankError(f"{self.label} raised:\n{text}")
+
     def release(self) -> None:
         """Let a rank that has reported leave."""
-        self.pipe.send_bytes(b"leave")
+        # one that has left already does not listen
+        with suppress(OSError):
+            self.pipe.send_bytes(b"leave")
         self._process.join(10)
 
     def kill(self) -> None:

@@ -107,6 +107,15 @@ def test_a_hanging_rank_is_named_when_the_time_is_over(ranks: RankPool) -> None:
         ranks.run(hang_on, 1, world=2, timeout_seconds=3)
 
 
+def test_outcomes_tell_how_each_rank_ended_and_end_nobody(ranks: RankPool) -> None:
+    killed, waited = ranks.outcomes(die_on, 0, world=2)
+    assert isinstance(killed, RankError) and "rank 0 of 2 was killed by SIGKILL" in str(killed)
+    # it fails by itself, on the connection that was cut
+    assert isinstance(waited, RankError) and "rank 1 of 2 raised:" in str(waited)
+    whole = ranks.outcomes(whoami, world=2)
+    assert whole == ranks.run(whoami, world=2)
+
+
 def test_a_run_leaves_nothing_behind_for_the_next(ranks: RankPool) -> None:
     assert ranks.run(set_global, "_left_behind", world=2) == [False, False]
     assert ranks.run(set_global, "_left_behind", world=2) == [False, False]
