@@ -7,6 +7,7 @@ a value that is passed to what needs it, and it is what DeepSpeed gets as its `m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import torch.distributed as dist
@@ -71,26 +72,30 @@ class Mesh:
     model: Group
 
     @classmethod
-    def build(cls, shape: MeshShape) -> Mesh:
-        """Make all groups; every rank of the default process group must call this."""
+    def build(cls, shape: MeshShape, timeout: timedelta | None = None) -> Mesh:
+        """Make all groups; every rank of the default process group must call this.
+
+        `timeout` is how long a transfer or a collective may wait for a rank. Groups do not take it from the default
+        one: without it they wait for torch's own half an hour.
+        """
         ranks, me = shape.ranks(), dist.get_rank()
         return cls(
             shape,
-            tensor=_group_of(me, ranks.reshape(-1, shape.tensor)),
-            data=_group_of(me, ranks.transpose(0, 2, 1).reshape(-1, shape.data)),
-            pipeline=_group_of(me, ranks.transpose(1, 2, 0).reshape(-1, shape.pipeline)),
-            model=_group_of(me, ranks.transpose(1, 0, 2).reshape(-1, shape.pipeline * shape.tensor)),
+            tensor=_group_of(me, ranks.reshape(-1, shape.tensor), timeout),
+            data=_group_of(me, ranks.transpose(0, 2, 1).reshape(-1, shape.data), timeout),
+            pipeline=_group_of(me, ranks.transpose(1, 2, 0).reshape(-1, shape.pipeline), timeout),
+            model=_group_of(me, ranks.transpose(1, 0, 2).reshape(-1, shape.pipeline * shape.tensor), timeout),
         )
 
     def mpu(self) -> MeshForDeepSpeed:
         return MeshForDeepSpeed(self)
 
 
-def _group_of(me: int, rows: np.ndarray) -> Group:
+def _group_of(me: int, rows: np.ndarray, timeout: timedelta | None) -> Group:
     """Make one group per row; this rank's."""
     mine = None
     for row in rows.tolist():
-        handle = dist.new_group(row)
+        handle = dist.new_group(row, timeout=timeout)
         if me in row:
             mine = Group(row.index(me), len(row), handle)
     return mine

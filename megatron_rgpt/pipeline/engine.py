@@ -6,7 +6,8 @@ where its tensor is used. What goes wrong names rank, stage, visit and micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -92,23 +93,28 @@ class _Step:
         self._outputs: dict[Key, torch.Tensor] = {}
         """Leaves that visits, here or elsewhere, will start from, by the reading visit."""
         self._arriving: dict[tuple[str, Key], tuple[torch.Tensor, dist.Work]] = {}
-        self._leaving: list[tuple[torch.Tensor, dist.Work]] = []
+        self._leaving: list[tuple[Operation, torch.Tensor, dist.Work]] = []
         config, tokens_BS = runner._model.config, batches[0].tokens_BS
         self._shape = (tokens_BS.shape[1] // tp.size, tokens_BS.shape[0], config.hidden_size)
 
     def run(self) -> None:
         for operation in self._plan.program(self._stage):
-            try:
+            with self._named(operation):
                 self._execute(operation)
-            except StageError:
-                raise
-            except Exception as error:
-                raise StageError(
-                    f"rank {dist.get_rank()}, pipeline stage {self._stage}: {operation.kind} of visit "
-                    f"{operation.visit} of micro-batch {operation.micro_batch}: {error}"
-                ) from error
-        for _, work in self._leaving:
-            work.wait()
+        for operation, _, work in self._leaving:
+            with self._named(operation):
+                work.wait()
+
+    @contextmanager
+    def _named(self, operation: Operation) -> Iterator[None]:
+        """Say of what goes wrong whose it is."""
+        try:
+            yield
+        except Exception as error:
+            raise StageError(
+                f"rank {dist.get_rank()}, pipeline stage {self._stage}: {operation.kind} of visit "
+                f"{operation.visit} of micro-batch {operation.micro_batch}: {error}"
+            ) from error
 
     def _execute(self, operation: Operation) -> None:
         key = (operation.micro_batch, operation.visit)
@@ -120,8 +126,8 @@ class _Step:
             self._arriving[operation.payload, key] = self._runner.receive(self._shape, operation.peer)
         else:
             tensor = self._inputs.pop(key).grad if operation.payload == "gradient" else self._outputs[key]
-            self._leaving = [(sent, work) for sent, work in self._leaving if not work.is_completed()]
-            self._leaving.append((tensor, self._runner.send(tensor.detach(), operation.peer)))
+            self._leaving = [entry for entry in self._leaving if not entry[-1].is_completed()]
+            self._leaving.append((operation, tensor, self._runner.send(tensor.detach(), operation.peer)))
             if self._plan.forward_only:
                 del self._outputs[key]
 

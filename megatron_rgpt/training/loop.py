@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 
@@ -37,7 +38,8 @@ from megatron_rgpt.training.run_log import IterationReport, RunLog
 def train(run: PreparedRun, headline: str, notice: Notice) -> None:
     """Train from where `run` starts to its end, or until any rank's `notice` asks to leave. Every rank calls this."""
     config, batch = run.config, run.batch
-    engine, tensors = build(run, Mesh.build(run.mesh_shape))
+    timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
+    engine, tensors = build(run, Mesh.build(run.mesh_shape, timeout))
     log = RunLog(
         config, first_rank=dist.get_rank() == 0, start_iteration=run.start_iteration, train_iters=batch.train_iters
     )
