@@ -14,6 +14,9 @@ from tests.ranks import RankPool
 
 ROOT = Path(__file__).parent.parent
 
+# a dry run says of more ranks than this test has what a run would say
+PIPELINE = "--dry-run --world-size 12 --global-batch-size 48 --pipeline-model-parallel-size {}"
+
 
 @pytest.fixture(scope="module")
 def run(ranks: RankPool, byte_pair: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,6 +62,12 @@ def complaint(argv: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         ("--tensor-model-parallel-size 4 --seq-length 22", ["--tensor-model-parallel-size 4", "--seq-length 22"]),
         ("--tensor-model-parallel-size 2", ["--tensor-model-parallel-size 2", "1 ranks"]),
         ("--tensor-model-parallel-size 2 --no-sequence-parallel", ["--no-sequence-parallel", "always"]),
+        (PIPELINE.format(4), ["--pipeline-model-parallel-size 4", "--layout 1+1x3+1", "at most 3"]),
+        (PIPELINE.format("2 --pipeline-placement core=1"), ["--pipeline-placement 'core=1'", "core=3,5,6,6"]),
+        (PIPELINE.format(2) + " --zero-stage 2", ["--zero-stage 2", "--pipeline-model-parallel-size 2", "0 or 1"]),
+        (PIPELINE.format(2) + " --layout 4", ["--pipeline-model-parallel-size 2", "--layout 4", "dense"]),
+        ("--pipeline-model-parallel-size 2", ["--pipeline-model-parallel-size 2", "1 ranks"]),
+        ("--pipeline-placement core=1", ["--pipeline-placement", "--pipeline-model-parallel-size of 2"]),
         ("--save-interval 5", ["--save-interval 5", "--save FOLDER"]),
         ("--save RUN", ["--save", "holds checkpoints", "--load"]),
     ],
@@ -69,6 +78,21 @@ def test_bad_input_ends_before_training_with_one_line(
     argv = flags(byte_pair, more.replace("RUN", str(run)))
     line = complaint(argv, monkeypatch, capfd)
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("placement", "words"),
+    [
+        ("core=1,1 coda=1,0", ["core places 2 blocks", "has 1"]),
+        ("core=0,1 coda=1,1", ["coda places 2 blocks", "has 1"]),
+        ("core=1,0,0 coda=0,1,0", ["core names 3 stages", "--pipeline-model-parallel-size is 2"]),
+        ("core=1,0 coda=1,0", ["stage 1 holds no block"]),
+    ],
+)
+def test_a_placement_that_does_not_add_up_ends_with_one_line(placement, words, byte_pair, monkeypatch, capfd) -> None:
+    argv = [*flags(byte_pair, PIPELINE.format(2)), "--pipeline-placement", placement]
+    line = complaint(argv, monkeypatch, capfd)
+    assert all(word in line for word in [f"--pipeline-placement {placement!r}", *words]), line
 
 
 def test_a_run_without_a_length_is_told_to_give_one(byte_pair: str, monkeypatch, capfd) -> None:
