@@ -88,21 +88,21 @@ def open_model(path: str) -> Speaker:
 
     Raises `UserError` if it is none of these.
     """
-    if find_checkpoint(path) is not None:
-        model, config, _ = load_model(path)
-        tokenizer = run_tokenizer(config.data)
-        talker: Any = model
-        try:
-            from megatron_rgpt.hf.in_memory import transformers_model
-        except ModuleNotFoundError:
-            pass
-        else:
-            talker = transformers_model(model)
-        facts = (model.default_depth, config.model.seq_length)
-        return Speaker(talker, tokenizer.encode, tokenizer.decode, tokenizer.eod, *facts)
     if (Path(path) / CONFIG).is_file():
         return _open_folder(Path(path))
-    raise UserError(f"--load {path}: neither a run or checkpoint of ours nor a Hugging Face folder: check the folder")
+    if find_checkpoint(path) is None:
+        raise UserError(f"--load {path}: neither a run or checkpoint of ours nor a Hugging Face folder: check it")
+    model, config, _ = load_model(path)
+    tokenizer = run_tokenizer(config.data)
+    talker: Any = model
+    try:
+        from megatron_rgpt.hf.in_memory import transformers_model
+    except ModuleNotFoundError:
+        pass
+    else:
+        talker = transformers_model(model)
+    facts = (model.default_depth, config.model.seq_length)
+    return Speaker(talker, tokenizer.encode, tokenizer.decode, tokenizer.eod, *facts)
 
 
 def _open_folder(folder: Path) -> Speaker:
