@@ -133,4 +133,5 @@ class Modulation(nn.Module):
             logit_BND = logit_BND / self.config.gate_temperature
         if self.config.eval_noise:
             logit_BND = logit_BND + self.config.gate_noise_std * torch.randn_like(logit_BND)
-        return torch.lerp(proposal_BND, h_BND, torch.sigmoid(logit_BND))
+        # 1 - g as a sigmoid of its own: near a full copy, where most gates are, bf16 would round it away
+        return torch.lerp(h_BND, proposal_BND, torch.sigmoid(-logit_BND))

@@ -141,8 +141,8 @@ def test_an_export_that_computes_something_else_is_not_passed(run: Path, folder:
     model, _, _ = load_model(str(run))
     wrong = copied(folder, tmp_path / "wrong")
     code = (wrong / "blocks_recurrent_gpt.py").read_text()
-    assert code.count("torch.lerp(proposal_BND, h_BND") == 1
-    swapped = code.replace("torch.lerp(proposal_BND, h_BND", "torch.lerp(h_BND, proposal_BND")
+    assert code.count("torch.lerp(h_BND, proposal_BND") == 1
+    swapped = code.replace("torch.lerp(h_BND, proposal_BND", "torch.lerp(proposal_BND, h_BND")
     (wrong / "blocks_recurrent_gpt.py").write_text(swapped)
     with pytest.raises(UserError, match=r"^wrong: logits at exit 1 differ by"):
         verify_folder(wrong, model, None, "wrong")
