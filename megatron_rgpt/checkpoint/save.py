@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +16,17 @@ from safetensors.torch import save_file
 from megatron_rgpt.checkpoint import layout
 from megatron_rgpt.checkpoint.layout import CheckpointIndex, FileFacts
 from megatron_rgpt.checkpoint.tensors import EngineTensors
-from megatron_rgpt.checkpoint.totals import MOMENTS, key
+from megatron_rgpt.checkpoint.totals import Kind, key
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.parallel.agreement import on_first_rank, together
 from megatron_rgpt.parallel.mesh import Mesh
 from megatron_rgpt.parallel.registry import Registry
+
+_FILES: dict[Kind, str] = {
+    "weight": "weights",
+    "exp_avg": "optimizer-exp_avg",
+    "exp_avg_sq": "optimizer-exp_avg_sq",
+}
 
 
 def save_checkpoint(
@@ -38,15 +46,21 @@ def save_checkpoint(
     run, what = Path(path), f"--save {path}: checkpoint of iteration {index.iteration} could not be written"
     temporary = layout.temporary_folder(run, index.iteration)
     on_first_rank(lambda: layout.begin(run, index.iteration), what)
-    weights, moments = _read_share(tensors, registry, mesh)
     shapes = {entry.name: list(entry.shape) for entry in registry}
     try:
-        written = together(lambda: (_write_share(temporary, weights=weights, optimizer=moments), shapes), what)
+        # gathered, written, hashed and synced at once: hashing after the disk is done would double the time
+        with ThreadPoolExecutor(2 * len(_FILES)) as threads:
+            files = [
+                threads.submit(_write_file, temporary, kind, share, threads)
+                for kind, share in _read_shares(tensors, registry, mesh)
+                if share
+            ]
+            written = together(lambda: (dict(file.result() for file in files), shapes), what)
 
         def complete() -> Path:
             files = {name: facts for share, _ in written for name, facts in share.items()}
             all_shapes = {name: shape for _, stage in written for name, shape in stage.items()}
-            layout.write_durably(temporary / layout.CONFIG, config_yaml)
+            layout.write_synced(temporary / layout.CONFIG, config_yaml)
             layout.write_index(temporary, replace(index, shapes=all_shapes, files=files))
             folder = layout.publish(run, index.iteration)
             if keep is not None:
@@ -70,43 +84,35 @@ def _owners(registry: Registry, writers: int) -> dict[str, int]:
     return owner
 
 
-def _read_share(
+def _read_shares(
     tensors: EngineTensors, registry: Registry, mesh: Mesh
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The weights and moments that this rank writes, by key. A stage's ranks all take part in reading its tensors."""
+) -> Iterator[tuple[Kind, dict[str, torch.Tensor]]]:
+    """The weights and then each moment that this rank writes, by key. A stage's ranks all take part in reading."""
     owner = _owners(registry, writers=mesh.data.size * mesh.tensor.size)
     rank = mesh.data.rank * mesh.tensor.size + mesh.tensor.rank
-    weights, moments = {}, {}
-    for entry in registry:
-        for kind in ("weight", *MOMENTS):
+    for kind in _FILES:
+        share = {}
+        for entry in registry:
             tensor = tensors.read(entry, kind)
-            if owner[entry.name] != rank:
-                continue
-            share = weights if kind == "weight" else moments
-            share[key(kind, entry.name)] = _copy(tensor)
-    return weights, moments
+            if owner[entry.name] == rank:
+                # mostly a view of the optimizer's memory, which rests until all is written: no copy
+                share[key(kind, entry.name)] = tensor.detach().to("cpu", torch.float32).contiguous()
+        yield kind, share
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous fp32 copy on the CPU: safetensors refuses views of one memory."""
-    return torch.empty(tensor.shape, dtype=torch.float32).copy_(tensor)
-
-
-def _write_share(folder: Path, **contents: dict[str, torch.Tensor]) -> dict[str, FileFacts]:
-    """Write one file per named content, synced; returns their facts by file name."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    facts = {}
-    for kind, tensors in contents.items():
-        if not tensors:
-            continue
-        path = folder / f"{kind}-{rank:05d}-of-{world:05d}.safetensors"
-        try:
-            save_file(tensors, path)
-        except SafetensorError as error:
-            # the system's error, wrapped
-            raise OSError(None, str(error), str(path)) from None
-        # safetensors makes files for their owner alone; a checkpoint is for whoever may read its folder
-        path.chmod(0o644)
-        layout.sync(path)
-        facts[path.name] = layout.file_facts(path)
-    return facts
+def _write_file(
+    folder: Path, kind: Kind, tensors: dict[str, torch.Tensor], threads: ThreadPoolExecutor
+) -> tuple[str, FileFacts]:
+    """Write a file to the disk, hashing it while the disk works; returns its name and facts."""
+    path = folder / f"{_FILES[kind]}-{dist.get_rank():05d}-of-{dist.get_world_size():05d}.safetensors"
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        # the system's error, wrapped
+        raise OSError(None, str(error), str(path)) from None
+    # safetensors makes files for their owner alone; a checkpoint is for whoever may read its folder
+    path.chmod(0o644)
+    synced = threads.submit(layout.sync, path)
+    facts = layout.file_facts(path)
+    synced.result()
+    return path.name, facts

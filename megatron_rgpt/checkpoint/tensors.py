@@ -41,9 +41,12 @@ class EngineTensors:
             engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     def read(self, entry: Entry, kind: Kind) -> torch.Tensor:
-        """The whole logical tensor on every rank, on the engine's device; fp32, or fp64 in an fp64 run."""
+        """The whole logical tensor on every rank, on the engine's device; fp32, or fp64 in an fp64 run.
+
+        Where nothing is partitioned it is a view of the engine's own memory.
+        """
         start, fragment = self._fragment(entry, kind)
-        if self._stage == 0:
+        if self._stage == 0 or dist.get_world_size(self._engine.data_parallel_group) == 1:
             held = fragment.view(entry.held)
         else:
             flat = torch.zeros(torch.Size(entry.held).numel(), dtype=self._dtype(), device=self._engine.device)
