@@ -70,9 +70,13 @@ def engine_of(config: Config, timeout: timedelta | None = None) -> Engine:
     return build_engine(config, batch, Mesh.build(shape, timeout), configure_pipeline(config, batch))
 
 
-def accumulated(config: Config, steps: Sequence[list[int]]) -> list[tuple[float, dict[str, torch.Tensor]]]:
+def accumulated(
+    config: Config, steps: Sequence[list[int]], posted_ahead: int | None = None
+) -> list[tuple[float, dict[str, torch.Tensor]]]:
     """Of each step, this rank's loss and gradients, as autograd makes them, of what some micro-batch reached."""
     engine, results = engine_of(config), []
+    if posted_ahead is not None:
+        engine._runner.posted_ahead = posted_ahead
     gradients: dict[str, torch.Tensor] = {}
     for entry in engine.registry:
 
@@ -137,6 +141,13 @@ def test_gradients_do_not_depend_on_where_blocks_lie(placement: str, ranks: Rank
     stages = placement.split()[0].count(",") + 1
     config, depths = staged(stages, placement), [2, 0, 4, 1]
     parts = [steps[0] for steps in ranks.run(accumulated, config, [depths], world=stages)]
+    assert_equal_to_plain(parts, config, depths)
+
+
+@pytest.mark.parametrize("posted_ahead", [0, 1, 100])
+def test_receives_may_be_posted_as_in_the_program_or_any_number_ahead(posted_ahead: int, ranks: RankPool) -> None:
+    config, depths = staged(3, "core=1,0,1 coda=0,1,1"), [3, 0, 2, 1, 3, 1]
+    parts = [steps[0] for steps in ranks.run(accumulated, config, [depths], posted_ahead, world=3)]
     assert_equal_to_plain(parts, config, depths)
 
 
