@@ -3,6 +3,7 @@
 python tools/benchmark_pipeline.py figures     # busy shares and ratios of the published layouts
 python tools/benchmark_pipeline.py uniform     # the same where depths are drawn anew each step, planned step by step
 python tools/benchmark_pipeline.py planning    # what planning a step costs, against the step
+python tools/benchmark_pipeline.py executed    # steps run on gloo ranks of this machine, against their plans
 
 Costs are the model's FLOPs at S 1,024 and V 50,257, backward = 2 forwards, no time between stages. At most 2 P
 micro-batches are in flight, in the ring and unrolled alike. The unrolled pipeline is what a stock pipeline module makes
@@ -249,19 +250,26 @@ def planning(seeds: int, tflops: float, micro_batch_size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("figures", "uniform", "planning"))
+    parser.add_argument("what", choices=("figures", "uniform", "planning", "executed"))
     parser.add_argument("--layout", help="rows of this layout alone")
     parser.add_argument("--stages", type=int, help="rows of this many stages alone")
     parser.add_argument("--seeds", type=int, default=3, help="random orders, draws or searches that are averaged")
     parser.add_argument("--effort", type=int, default=3000, help="simulated steps per search")
     parser.add_argument("--tflops", type=float, default=400, help="speed of a stage, for `planning`")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="samples per micro-batch, for `planning`")
+    parser.add_argument("--rounds", type=int, default=5, help="steps that are timed, for `executed`")
     args = parser.parse_args()
     rows = [row for row in FIGURES if args.layout in (None, row.layout) and args.stages in (None, row.stages)]
     if args.what == "figures":
         figures(rows, args.seeds, args.effort)
     elif args.what == "uniform":
         uniform(rows, args.seeds)
+    elif args.what == "executed":
+        # late: the rest needs no torch
+        from executed_pipeline import computing, sleeping
+
+        sleeping(args.rounds)
+        computing(args.rounds)
     else:
         planning(args.seeds, args.tflops, args.micro_batch_size)
 
