@@ -209,7 +209,7 @@ def build_engine(
     stage = mesh.pipeline.rank
     model, registry = build_stage(config.model, vocab_size, seed, pipeline.placement, stage, mesh.tensor)
     load(registry)
-    planner = Planner(pipeline.placement, pipeline.costs, pipeline.limits)
+    planner = Planner(pipeline.placement, pipeline.costs, pipeline.limits, effort=pipeline.effort)
     return PipelineEngine(model, registry, config, batch, mesh, planner)
 
 
