@@ -17,7 +17,8 @@ README = (ROOT / "README.md").read_text()
 # flags that make a run of the README small enough for a test; later flags win
 SMALL = (
     "--layout 1+1x2+1 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --micro-batch-size 1 "
-    "--global-batch-size 4 --train-iters 2 --lr-warmup-iters 1 --eval-iters 1 --eval-interval 2 --log-interval 1"
+    "--global-batch-size 4 --depths-per-step 2 --train-iters 2 --lr-warmup-iters 1 --eval-iters 1 --eval-interval 2 "
+    "--log-interval 1"
 )
 
 
@@ -70,6 +71,7 @@ SHOWS = {
     "checkpoint_convert.py export": "RecurrentGPTForCausalLM written to exports/small",
     "generate.py": "The meaning of life is",
     "torchrun": "iteration 2/2",
+    "draw_pipeline.py": "core=4,8,8 coda=2,0,0: 4 micro-batches of depth 1 to 2, busy share 0.811",
     "--zero-stage 2": "ZeRO-2",
     "benchmark.py model": "measured / predicted",
     "benchmark.py loop": "job / bare",
@@ -90,6 +92,12 @@ def test_the_commands_of_the_readme_run_in_their_order(home: Path) -> None:
         assert result.returncode == 0, f"{command}\n{result.stdout[-1000:]}\n{result.stderr[-3000:]}"
         marks = [text for mark, text in SHOWS.items() if mark in command]
         assert any(text in result.stdout for text in marks), f"{command}\n{result.stdout[-2000:]}"
+
+
+def test_the_timeline_of_the_readme_is_what_its_command_draws(home: Path) -> None:
+    (command,) = (command for command in commands() if "draw_pipeline.py" in command)
+    drawn = run(command, home).stdout
+    assert "".join(drawn.splitlines(keepends=True)[:4]) in README
 
 
 def test_make_pretrain_runs_the_whole_demo(tmp_path: Path) -> None:
