@@ -29,7 +29,8 @@ def main() -> None:
         resolved = resolve_config(invocation.config, ranks, invocation.given)
         if not invocation.dry_run:
             check_complete(resolved)
-    with exit_on_user_error():
+    # Ranks of one host see the same files: one of them complains.
+    with exit_on_user_error(quiet=placement.local_rank > 0):
         if invocation.dry_run:
             facts = {**describe(resolved), "data": check_inputs(resolved)}
             print(json.dumps(facts, indent=1) if invocation.json else describe_as_text(facts))

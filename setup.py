@@ -12,6 +12,7 @@ setup(
         "torch>=2.6,<2.15",
         "deepspeed>=0.19,<0.20",
         "numpy>=1.26,<3",
+        "pydantic>=2,<3",
         "pyyaml>=6,<7",
         "safetensors>=0.5,<1",
         "sentencepiece>=0.2,<0.3",

@@ -68,14 +68,24 @@ def complaint(argv: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         (PIPELINE.format(2) + " --layout 4", ["--pipeline-model-parallel-size 2", "--layout 4", "dense"]),
         ("--pipeline-model-parallel-size 2", ["--pipeline-model-parallel-size 2", "1 ranks"]),
         ("--pipeline-placement core=1", ["--pipeline-placement", "--pipeline-model-parallel-size of 2"]),
+        ("--load RUN --global-batch-size 4", ["--global-batch-size 4", "has 8", "--finetune"]),
+        ("--load RUN --split 50,50,0", ["--split 50,50,0", "80,20,0"]),
+        ("--load RUN --train-iters 1", ["--train-iters 1", "iteration 2"]),
+        ("--load RUN --save RUN --finetune", ["--save", "holds checkpoints"]),
+        ("--config BINARY", ["--config", "not UTF-8"]),
+        ("--gate-bias nan", ["--gate-bias nan"]),
         ("--save-interval 5", ["--save-interval 5", "--save FOLDER"]),
+        ("--save-total-limit 2", ["--save-total-limit 2", "--save FOLDER"]),
+        ("--save-total-limit 0 --save new", ["--save-total-limit 0", "positive"]),
         ("--save RUN", ["--save", "holds checkpoints", "--load"]),
     ],
 )
 def test_bad_input_ends_before_training_with_one_line(
     more: str, words: list[str], run: Path, byte_pair: str, monkeypatch, capfd
 ) -> None:
-    argv = flags(byte_pair, more.replace("RUN", str(run)))
+    binary = run / "binary"
+    binary.write_bytes(b"\xff\xfe")
+    argv = flags(byte_pair, more.replace("RUN", str(run)).replace("BINARY", str(binary)))
     line = complaint(argv, monkeypatch, capfd)
     assert all(word in line for word in words), line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from megatron_rgpt.config.flags import read_yaml
 from megatron_rgpt.training.plan import describe
 from megatron_rgpt.training.prepare import resolve_config
 
-CONFIGS = sorted((Path(__file__).parent.parent / "examples" / "configs").glob("*.yaml"))
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CONFIGS = sorted((EXAMPLES / "configs").glob("*.yaml"))
 
 TOTALS = {
     "dense_small": "124.44",
@@ -33,6 +35,15 @@ def load(path: Path) -> Config:
 def test_every_example_configuration_resolves_on_one_rank_and_on_two(path: Path) -> None:
     for ranks in (1, 2):
         assert describe(resolve_config(load(path), ranks))["batch"]["train_iters"] > 0
+
+
+def test_the_configuration_of_the_launch_scripts_fits_their_8_nodes_of_8_gpus() -> None:
+    scripts = [*EXAMPLES.rglob("*.sbatch"), *EXAMPLES.rglob("pretrain_*.sh")]
+    assert len(scripts) == 4
+    for script in scripts:
+        (name,) = re.findall(r"CONFIG:-examples/configs/([\w.+]+)\.yaml", script.read_text())
+        path = next(path for path in CONFIGS if path.stem == name)
+        assert describe(resolve_config(load(path), 64))["batch"]["tokens_per_iteration"] == 512 * 1024
 
 
 @pytest.mark.parametrize("name", TOTALS)

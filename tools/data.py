@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from megatron_rgpt.config import TrainingConfig
 from megatron_rgpt.config.schema import DataConfig
 from megatron_rgpt.data.combine import merge, wrap
 from megatron_rgpt.data.command_line import OneLineParser, add_tokenizer_flags
@@ -69,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 def add_run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the run")
     group.add_argument("--seq-length", type=int, default=1024)
-    group.add_argument("--seed", type=int, default=1234)
+    group.add_argument("--seed", type=int, default=TrainingConfig().seed, help="the run's [%(default)s]")
     group.add_argument("--split", default="969,30,1")
     group.add_argument("--data-cache-path")
     group.add_argument("--data-index-timeout-minutes", type=float, default=10.0)

@@ -15,7 +15,7 @@ GPUS_PER_NODE=${GPUS_PER_NODE:-8}
 HOSTFILE=${HOSTFILE:-examples/deepspeed/hostfile} # its first words are the hosts
 MPIRUN=${MPIRUN:-mpirun}
 PYTHON=${PYTHON:-$PWD/.venv/bin/python}
-CONFIG=${CONFIG:-examples/configs/recurrentgpt_large_isoflops.yaml}
+CONFIG=${CONFIG:-examples/configs/recurrentgpt_large_64gpus.yaml}
 DATA=${DATA:-data/openwebtext_text_document}
 SAVE=${SAVE:-runs/rgpt}
 

@@ -19,6 +19,12 @@ from megatron_rgpt.config.megatron_flags import explain_unknown_flag
 from megatron_rgpt.config.schema import Config
 from megatron_rgpt.errors import UserError
 
+_EXCLUSIVE = (
+    (frozenset({"train_iters"}), frozenset({"train_samples"})),
+    (frozenset({"data_path"}), frozenset({"train_data_path", "valid_data_path", "test_data_path"})),
+)
+"""Fields of which a run has one side."""
+
 
 @dataclass(frozen=True)
 class Invocation:
@@ -52,8 +58,12 @@ def parse_invocation(argv: Sequence[str]) -> Invocation:
         raise UserError("--json and --world-size are for --dry-run: add it")
     values.pop("local_rank")
     yaml_file = values.pop("config")
-    merged = read_yaml(yaml_file) if yaml_file else {}
-    merged.update(_without_aliases(values))
+    merged, given = read_yaml(yaml_file) if yaml_file else {}, _without_aliases(values)
+    for one, other in _EXCLUSIVE + tuple((b, a) for a, b in _EXCLUSIVE):
+        if given.keys() & one:
+            # a flag also wins over what excludes it in the file
+            merged = {name: value for name, value in merged.items() if name not in other}
+    merged.update(given)
     return Invocation(Config().changed(**merged), frozenset(merged), dry_run, as_json, world_size)
 
 
@@ -63,6 +73,8 @@ def read_yaml(path: str) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--config {path}: not UTF-8 text") from None
     except yaml.YAMLError as error:
         raise UserError(f"--config {path}: not valid YAML: {error}") from None
     if content is None:
@@ -72,7 +84,11 @@ def read_yaml(path: str) -> dict[str, Any]:
     by_key = {spelling: field for field in config_fields() for spelling in _yaml_keys(field)}
     values: dict[str, Any] = {}
     for key, value in content.items():
-        field = by_key.get(str(key).replace("_", "-"))
+        dashed = _dash(str(key))
+        field = by_key.get(dashed)
+        if field is None and (meant := _from_flag_like_key(dashed, value)):
+            values.update(meant)
+            continue
         if field is None:
             raise UserError(f"--config {path}: {explain_unknown_flag('--' + str(key), ['--' + k for k in by_key])}")
         if field.name in values:
@@ -198,6 +214,19 @@ def _without_aliases(values: dict[str, Any]) -> dict[str, Any]:
 def _yaml_keys(field: ConfigField) -> list[str]:
     alias = field.metadata.get("alias")
     return [_dash(field.name)] + ([alias.removeprefix("--")] if alias else [])
+
+
+def _from_flag_like_key(key: str, value: Any) -> dict[str, Any]:
+    """What a key that is only a flag means: `bf16: true`, `no-gate: true`; empty where it is none."""
+    if value is not True:
+        return {}
+    for field in config_fields():
+        for preset, meant in field.metadata.get("presets", {}).items():
+            if key == preset.removeprefix("--"):
+                return {field.name: meant}
+        if _strip_optional(field.type_hint) is bool and key == "no-" + _dash(field.name):
+            return {field.name: False}
+    return {}
 
 
 def _convert_yaml(value: Any, hint: Any) -> Any:

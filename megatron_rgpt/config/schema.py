@@ -6,6 +6,7 @@ are unique over all sections. `flags.py` reads and writes them; nothing else par
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -57,6 +58,7 @@ class ModelConfig:
         require(self.seq_length > 0, f"--seq-length {self.seq_length}: must be positive")
         require(self.init_method_std > 0, f"--init-method-std {self.init_method_std}: must be positive")
         require(self.norm_epsilon > 0, f"--norm-epsilon {self.norm_epsilon}: must be positive")
+        require(math.isfinite(self.gate_bias), f"--gate-bias {self.gate_bias}: must be a finite number")
         require(self.gate_temperature > 0, f"--gate-temperature {self.gate_temperature}: must be positive")
         require(self.state_noise_std >= 0, f"--state-noise-std {self.state_noise_std}: must not be negative")
         require(self.gate_noise_std >= 0, f"--gate-noise-std {self.gate_noise_std}: must not be negative")

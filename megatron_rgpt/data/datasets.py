@@ -218,11 +218,14 @@ def summary_lines(flags: DataFlags, datasets: Sequence[Dataset | None]) -> list[
     return lines
 
 
-def check_extension(flags: DataFlags, *, seq_length: int, seed: int, before: int, after: int) -> None:
+def check_extension(
+    flags: DataFlags, *, seq_length: int, seed: int, before: int, after: int, multiple: int = 1
+) -> None:
     """May a run planned for `before` train samples have `after` instead? The order of its past must stay.
 
     Raises:
-        UserError: it would be reshuffled; names the last safe --train-samples in that direction.
+        UserError: it would be reshuffled; names the last safe --train-samples in that direction, a `multiple`
+            of the batch.
     """
     source = split_sources(flags)[0]
     if source is None or after == before:
@@ -231,9 +234,11 @@ def check_extension(flags: DataFlags, *, seq_length: int, seed: int, before: int
     safe = safe_samples(source, planned, before, after)
     if after != safe:
         way = "more" if after > before else "fewer"
+        safe = safe // multiple * multiple if after > before else -(-safe // multiple) * multiple
         raise UserError(
             f"--train-samples {after}: the run was planned for {before}, and {way} than {safe} would reshuffle the "
             f"samples it has already seen: {safe} is the last safe value"
+            + (f" (--train-iters {safe // multiple})" if multiple > 1 else "")
         )
 
 

@@ -30,7 +30,11 @@ class Projection(nn.Module):
 
 
 class Gate(nn.Module):
-    """g of Eq. 5: sigmoid(f_g([LN(h), LN(h_pre)]) / tau + noise), f_g = linear 2d to d, SiLU, linear d to d."""
+    """The gate of Eq. 5, g = sigmoid(f_g([LN(h), LN(h_pre)]) / tau + noise), f_g = linear 2d to d, SiLU, linear d to d.
+
+    It returns what is written, 1 - g = sigmoid(-logit): near a copy, where training starts, bf16 would round g itself
+    to 1 (from a logit of 6.25 on), and core and gate would get no gradient.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -54,4 +58,4 @@ class Gate(nn.Module):
             logit_sBD = logit_sBD / self.temperature
         if noise_sBD is not None:
             logit_sBD = logit_sBD + noise_sBD
-        return torch.sigmoid(logit_sBD)
+        return torch.sigmoid(-logit_sBD)

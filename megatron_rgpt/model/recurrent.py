@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from megatron_rgpt.config import ModelConfig
 from megatron_rgpt.model.block import Block
 from megatron_rgpt.model.head import Head, mean_loss
-from megatron_rgpt.model.recurrence import RecurrentGPT, StepContext
+from megatron_rgpt.model.recurrence import StepContext, build_rule
 from megatron_rgpt.parallel.layers import VocabParallelEmbedding
 from megatron_rgpt.parallel.mesh import ALONE, Group
 from megatron_rgpt.parallel.registry import Registry
@@ -35,7 +35,7 @@ class RecurrentTransformer(nn.Module):
         )
         self.prelude = nn.ModuleList(Block(config, tp) for _ in range(layout.prelude))
         self.core = nn.ModuleList(Block(config, tp) for _ in range(layout.core))
-        self.rule = None if layout.is_dense else RecurrentGPT(config)
+        self.rule = None if layout.is_dense else build_rule(config)
         self.coda = nn.ModuleList(Block(config, tp) for _ in range(layout.coda))
         self.head = Head(config, vocab_size, self.embedding, tp)
 
@@ -67,8 +67,13 @@ class RecurrentTransformer(nn.Module):
             if labels_BS is None:
                 results.append(self.head(state_sBD))
             else:
-                results.append(mean_loss(self.head(state_sBD, labels_BS), weights_BS))
+                results.append(mean_loss(self.head(state_sBD, labels_BS), weights_BS) + self._extra_loss())
         return results[0] if exits is None else torch.stack(results)
+
+    def _extra_loss(self) -> torch.Tensor | float:
+        """The rule's own loss, in training."""
+        extra = self.rule.extra_loss() if self.rule is not None and torch.is_grad_enabled() else None
+        return 0.0 if extra is None else extra
 
     @property
     def default_depth(self) -> int:

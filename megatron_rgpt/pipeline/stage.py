@@ -7,7 +7,7 @@ from torch import nn
 from megatron_rgpt.config import ModelConfig
 from megatron_rgpt.model.block import Block
 from megatron_rgpt.model.head import Head
-from megatron_rgpt.model.recurrence import RecurrentGPT
+from megatron_rgpt.model.recurrence import build_rule
 from megatron_rgpt.parallel.layers import VocabParallelEmbedding
 from megatron_rgpt.parallel.mesh import Group
 from megatron_rgpt.parallel.registry import Registry
@@ -32,7 +32,7 @@ class StageModel(nn.Module):
             self.prelude = blocks(range(placement.prelude))
         self.core = blocks(placement.core_blocks(stage))
         if stage == HUB:
-            self.rule = RecurrentGPT(config)
+            self.rule = build_rule(config)
         self.coda = blocks(placement.coda_blocks(stage))
         if stage == HUB:
             self.head = Head(config, vocab_size, self.embedding, tp)

@@ -58,6 +58,8 @@ def _read(path: str) -> dict[str, Any]:
         theirs = json.loads(Path(path).read_text())
     except OSError as error:
         raise UserError(f"--deepspeed_config {path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--deepspeed_config {path}: not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise UserError(f"--deepspeed_config {path}: not valid JSON: {error}") from None
     if not isinstance(theirs, dict):

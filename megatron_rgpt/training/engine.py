@@ -16,11 +16,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 
 import deepspeed
+import pydantic
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from megatron_rgpt.config import BatchPlan, Config
+from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.micro_batch import MicroBatch
 from megatron_rgpt.model.recurrent import build_model
 from megatron_rgpt.parallel.mesh import Group, Mesh
@@ -54,8 +56,14 @@ class Engine:
         if self.stage == 0:
             # DeepSpeed's own clipping there counts a pipeline's first stage alone
             self._clip, settings["gradient_clipping"] = config.optimizer.clip_grad, 0.0
-        with _quiet_deepspeed():
-            self.deepspeed, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=mesh.mpu())
+        try:
+            with _quiet_deepspeed():
+                self.deepspeed, *_ = deepspeed.initialize(
+                    model=model, optimizer=optimizer, config=settings, mpu=mesh.mpu()
+                )
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            raise UserError(f"--deepspeed_config {config.parallel.deepspeed_config}: {wrong}") from None
         self.device = self.deepspeed.device
         self._replicated = [entry for entry in registry if not entry.sharded] if mesh.tensor.size > 1 else []
         if self.stage >= 2:

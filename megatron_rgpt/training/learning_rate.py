@@ -22,7 +22,8 @@ def learning_rate(config: OptimizerConfig, iteration: int, train_iters: int) -> 
     if iteration >= end:
         return config.min_lr
     if config.lr_decay_style == "WSD":
-        length = config.lr_wsd_decay_iters or max(1, end // 10)
+        # not before the warm-up has ended
+        length = min(config.lr_wsd_decay_iters or max(1, end // 10), end - warmup)
         remaining = min(1.0, (end - iteration) / length)
     else:
         remaining = (end - iteration) / (end - warmup)

@@ -31,7 +31,7 @@ from megatron_rgpt.training.engine import Engine, build_engine
 from megatron_rgpt.training.evaluation import evaluate, exits_to_evaluate
 from megatron_rgpt.training.feed import balance, micro_batches
 from megatron_rgpt.training.learning_rate import learning_rate
-from megatron_rgpt.training.prepare import PreparedRun
+from megatron_rgpt.training.prepare import PreparedRun, run_past
 from megatron_rgpt.training.run_log import IterationReport, RunLog
 
 
@@ -40,9 +40,8 @@ def train(run: PreparedRun, headline: str, notice: Notice) -> None:
     config, batch = run.config, run.batch
     timeout = timedelta(minutes=config.parallel.distributed_timeout_minutes)
     engine, tensors = build(run, Mesh.build(run.mesh_shape, timeout))
-    log = RunLog(
-        config, first_rank=dist.get_rank() == 0, start_iteration=run.start_iteration, train_iters=batch.train_iters
-    )
+    log = RunLog(dist.get_rank() == 0, run.start_iteration, batch.train_iters)
+    on_first_rank(lambda: log.open(config), "the run's log cannot be written")
     log.say(headline)
     log.say("\n".join(summary_lines(config.data, (run.train, run.valid, run.test))))
     if config.checkpoint.save is not None:
@@ -50,8 +49,9 @@ def train(run: PreparedRun, headline: str, notice: Notice) -> None:
         on_first_rank(lambda: write_durably(save / CONFIG, to_yaml(config)), f"--save {save}: cannot be written")
     iteration = run.start_iteration
     if run.train is not None and iteration < batch.train_iters:
-        iteration = _iterate(run, engine, tensors, log, notice)
-    if iteration == batch.train_iters:
+        with notice.deferred():
+            iteration = _iterate(run, engine, tensors, log, notice)
+    if iteration == batch.train_iters or config.training.skip_train:
         interval = config.evaluation.eval_interval
         evaluated = iteration > run.start_iteration and interval and iteration % interval == 0
         if run.valid is not None and not evaluated:
@@ -71,7 +71,7 @@ def _iterate(
     """The iterations of the run; returns the last one done."""
     config, batch = run.config, run.batch
     eval_interval, save_interval = config.evaluation.eval_interval, config.checkpoint.save_interval
-    consumed, started, clock = run.consumed_samples, time.monotonic(), Clock()
+    consumed, clock = run.consumed_samples, Clock()
     data = engine.mesh.data
     samples = batches(run.train, consumed, batch.micro_batch_size, data.rank, data.size, vocab_size=run.vocab_size)
     feed = micro_batches(samples, config.training.seed, engine.device, run.documents)
@@ -115,7 +115,7 @@ def _iterate(
         with clock.paused():
             if run.valid is not None and eval_interval and iteration % eval_interval == 0:
                 _evaluate(run, engine, log, iteration, "valid")
-            reason = _reason_to_leave(run, iteration, started, notice)
+            reason = _reason_to_leave(run, iteration, notice)
             leave = reason is not None and not last
             if config.checkpoint.save is not None and (
                 last or leave or (save_interval and iteration % save_interval == 0)
@@ -135,7 +135,7 @@ def build(run: PreparedRun, mesh: Mesh) -> tuple[Engine, EngineTensors]:
         return engine, EngineTensors(engine.deepspeed)
     folder, index = run.checkpoint.folder, run.checkpoint.index
     verify_checkpoint(folder, index)
-    moments = config.checkpoint.load_optim and not config.checkpoint.finetune
+    moments = config.checkpoint.load_optim and not run.checkpoint.weights_only
     with open_checkpoint(folder, index) as tensors:
         engine = build_engine(config, run.batch, mesh, run.pipeline, lambda registry: load_weights(tensors, registry))
         engine_tensors = EngineTensors(engine.deepspeed, steps=index.optimizer_steps if moments else 0)
@@ -155,7 +155,8 @@ def _save(run: PreparedRun, engine: Engine, tensors: EngineTensors, iteration: i
         train_samples=run.batch.train_samples,
         optimizer_steps=tensors.steps_taken(),
         seed=run.config.training.seed,
-        depths_per_step=run.batch.depths_per_step,
+        depths_per_step=None if run.config.model.layout.is_dense else run.batch.depths_per_step,
+        past=run_past(run.config),
         vocab_size=run.vocab_size,
         model=model_facts(run.config.model),
     )
@@ -171,14 +172,13 @@ def _save(run: PreparedRun, engine: Engine, tensors: EngineTensors, iteration: i
     )
 
 
-def _reason_to_leave(run: PreparedRun, iteration: int, started: float, notice: Notice) -> str | None:
+def _reason_to_leave(run: PreparedRun, iteration: int, notice: Notice) -> str | None:
     """Why to stop after this iteration, if at all; the same answer on every rank."""
     training = run.config.training
     if training.exit_interval and iteration % training.exit_interval == 0:
         return f"--exit-interval {training.exit_interval}"
-    late = (
-        training.exit_duration_in_mins is not None and time.monotonic() - started > training.exit_duration_in_mins * 60
-    )
+    minutes = (time.monotonic() - notice.started) / 60
+    late = training.exit_duration_in_mins is not None and minutes > training.exit_duration_in_mins
     # signals and clocks differ between ranks: one that says stop is enough
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     asked = torch.tensor([late, notice.received is not None], dtype=torch.int32, device=device)

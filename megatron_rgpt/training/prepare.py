@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from megatron_rgpt.checkpoint.fits import check_fits
 from megatron_rgpt.checkpoint.layout import CheckpointIndex, find_checkpoint, prepare_run_folder, read_index
 from megatron_rgpt.config import BatchPlan, Config, plan_batch
 from megatron_rgpt.data.datasets import Dataset, build_datasets, check_extension
+from megatron_rgpt.data.indexed import IndexedDataset
 from megatron_rgpt.data.tokenizers import Tokenizer, build_tokenizer
 from megatron_rgpt.errors import UserError
 from megatron_rgpt.model.counts import count_parameters
@@ -26,6 +28,8 @@ class Checkpoint:
 
     folder: Path
     index: CheckpointIndex
+    weights_only: bool
+    """Finetuning: the run starts at iteration 0 with these weights."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +70,24 @@ def resolve_config(config: Config, world_size: int, given: frozenset[str] = froz
         precision = "bf16" if torch.cuda.is_available() else "fp32"
     config = config.changed(precision=precision, vocab_size=resolve_vocabulary(config))
     checkpoint = _find(config)
-    if checkpoint is not None and not config.checkpoint.finetune and "depths_per_step" not in given:
+    inherited = None
+    if checkpoint is not None and not checkpoint.weights_only and "depths_per_step" not in given:
         # D is part of the run: the default would change with the number of ranks
-        config = config.changed(depths_per_step=checkpoint.index.depths_per_step)
+        inherited = checkpoint.index.depths_per_step
+        config = config.changed(depths_per_step=inherited)
     parallel = config.parallel
     mesh_shape = MeshShape.of(
         world_size, tensor=parallel.tensor_model_parallel_size, pipeline=parallel.pipeline_model_parallel_size
     )
-    batch = plan_batch(config, mesh_shape.data)
+    try:
+        batch = plan_batch(config, mesh_shape.data)
+    except UserError as error:
+        if inherited is None:
+            raise
+        raise UserError(
+            f"{error}; D = {inherited} comes from the run in {checkpoint.folder}: another --depths-per-step goes on "
+            "with other depths"
+        ) from None
     deepspeed_config(config, batch)
     config = config.changed(global_batch_size=batch.global_batch_size)
     if not config.model.layout.is_dense:
@@ -143,7 +157,7 @@ def prepare(run: ResolvedRun, *, first_rank: bool) -> PreparedRun:
     checkpoint = _find(config)
     if checkpoint is not None:
         check_fits(checkpoint.folder, checkpoint.index, config.model, config.data.vocab_size)
-    start = (0, 0) if checkpoint is None or config.checkpoint.finetune else _position(config, batch, checkpoint)
+    start = (0, 0) if checkpoint is None or checkpoint.weights_only else _position(config, batch, checkpoint)
     eval_samples = evaluation.eval_iters * batch.global_batch_size
     train, valid, test = build_datasets(
         config.data,
@@ -161,21 +175,41 @@ def prepare(run: ResolvedRun, *, first_rank: bool) -> PreparedRun:
         folders = [] if checkpoint is None else [checkpoint.folder.parent]
         folders += [] if config.checkpoint.load is None else [config.checkpoint.load]
         resuming = any(_same(config.checkpoint.save, folder) for folder in folders)
+        resuming = resuming and not (checkpoint is not None and checkpoint.weights_only)
         total = count_parameters(config.model, config.data.vocab_size).total
         prepare_run_folder(config.checkpoint.save, total, resuming=resuming)
     documents = _documents(config)
     return PreparedRun(config, batch, run.mesh_shape, run.pipeline, checkpoint, *start, train, valid, test, documents)
 
 
+def run_past(config: Config) -> dict[str, Any]:
+    """By flag, what decides which samples a run sees, and in which order; the data by its size, not by its path."""
+    data = config.data
+    words = data.train_data_path or data.data_path
+    sizes = [word if _is_number(word) else _size(IndexedDataset(word)) for word in words]
+    flag = "train-data-path" if data.train_data_path else "data-path"
+    past = {"global-batch-size": config.training.global_batch_size, flag: sizes}
+    return past if data.train_data_path else {**past, "split": data.split}
+
+
+def _size(indexed: IndexedDataset) -> str:
+    return f"{len(indexed)} sequences of {indexed.num_tokens} tokens"
+
+
 def _find(config: Config) -> Checkpoint | None:
-    """The checkpoint of `--load`; None without one, or where a run that saves to the same folder has yet to save."""
-    load = config.checkpoint.load
+    """The checkpoint that a run starts from; None for a new run, also one that will save to the folder of `--load`."""
+    load, save, finetune = config.checkpoint.load, config.checkpoint.save, config.checkpoint.finetune
     if load is None:
         return None
+    if finetune and save is not None and not _same(load, save):
+        # submitted again: it has begun, and goes on from where it saves
+        begun = find_checkpoint(save)
+        if begun is not None:
+            return Checkpoint(begun, read_index(begun), weights_only=False)
     folder = find_checkpoint(load)
     if folder is not None:
-        return Checkpoint(folder, read_index(folder))
-    if config.checkpoint.save is not None and _same(load, config.checkpoint.save):
+        return Checkpoint(folder, read_index(folder), weights_only=finetune)
+    if save is not None and _same(load, save):
         return None
     raise UserError(f"--load {load}: no checkpoint there (no `latest`, no checkpoint.json): check the folder")
 
@@ -183,20 +217,33 @@ def _find(config: Config) -> Checkpoint | None:
 def _position(config: Config, batch: BatchPlan, checkpoint: Checkpoint) -> tuple[int, int]:
     """Iteration and consumed samples to go on from; the past of the run must stay what it was."""
     index = checkpoint.index
-    if index.seed != config.training.seed:
+    if config.training.skip_train:
+        return index.iteration, index.consumed_samples
+    for flag, theirs in {"seed": index.seed, **index.past}.items():
+        ours = {"seed": config.training.seed, **run_past(config)}.get(flag)
+        if ours != theirs:
+            raise UserError(
+                f"--{flag} {_shown(ours)}: the run in {checkpoint.folder} has {_shown(theirs)}, and another one would "
+                "change which samples it has seen: give the same, or --finetune to start anew"
+            )
+    if batch.train_iters < index.iteration:
         raise UserError(
-            f"--seed {config.training.seed}: the run in {checkpoint.folder} has seed {index.seed}, and another one "
-            f"would change its data order: give --seed {index.seed}, or --finetune to start anew"
+            f"--train-iters {batch.train_iters}: the run in {checkpoint.folder} is past that, at iteration "
+            f"{index.iteration}"
         )
-    if not config.training.skip_train:
-        check_extension(
-            config.data,
-            seq_length=config.model.seq_length,
-            seed=config.training.seed,
-            before=index.train_samples,
-            after=batch.train_samples,
-        )
+    check_extension(
+        config.data,
+        seq_length=config.model.seq_length,
+        seed=config.training.seed,
+        before=index.train_samples,
+        after=batch.train_samples,
+        multiple=batch.global_batch_size,
+    )
     return index.iteration, index.consumed_samples
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _same(one: str | Path, other: str | Path) -> bool:

@@ -24,7 +24,7 @@ def read_metrics(run: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def exit_table(evaluations: list[dict[str, Any]]) -> str:
     """Validation loss at every exit of the last evaluation, and what each recurrence gained."""
-    last = next((r for r in reversed(evaluations) if "exit_losses" in r), None)
+    last = next((r for r in reversed(evaluations) if None not in r["exit_losses"]), None)
     if last is None:
         raise UserError("no evaluation at every exit in this run: train with --eval-exits all")
     losses = last["exit_losses"]
@@ -45,7 +45,7 @@ def plot_curves(iterations: list[dict[str, Any]], evaluations: list[dict[str, An
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    exits = [r for r in evaluations if "exit_losses" in r]
+    exits = [r for r in evaluations if None not in r["exit_losses"]]
     figure, axes = pyplot.subplots(1, 2 if exits else 1, figsize=(11 if exits else 6, 4.2), squeeze=False)
     over_time = axes[0][0]
     over_time.plot([r["iteration"] for r in iterations], [r["loss"] for r in iterations], color="0.7", label="training")

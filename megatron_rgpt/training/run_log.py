@@ -40,9 +40,8 @@ class IterationReport:
 class RunLog:
     """Reports of one run; does nothing on ranks other than the first."""
 
-    def __init__(self, config: Config, *, first_rank: bool, start_iteration: int, train_iters: int) -> None:
-        self._on = first_rank
-        self._train_iters = train_iters
+    def __init__(self, first_rank: bool, start_iteration: int, train_iters: int) -> None:
+        self._on, self._start, self._train_iters = first_rank, start_iteration, train_iters
         self._metrics = self._tensorboard = self._wandb = None
         # disable=None: shown on an interactive terminal alone
         self._bar = tqdm(
@@ -53,14 +52,21 @@ class RunLog:
             leave=False,
             file=sys.stderr,
         )
-        if not first_rank:
-            return
+
+    def open(self, config: Config) -> None:
+        """Open what is written to; on the first rank. Raises `UserError` or `OSError` where it cannot be."""
         if config.checkpoint.save is not None:
-            self._metrics = _open_metrics(Path(config.checkpoint.save) / METRICS, start_iteration)
+            done = self._start == self._train_iters or config.training.skip_train
+            self._metrics = _open_metrics(Path(config.checkpoint.save) / METRICS, self._start, evaluate_again=done)
         if config.logging.tensorboard_dir is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._tensorboard = SummaryWriter(config.logging.tensorboard_dir, purge_step=start_iteration + 1)
+            try:
+                self._tensorboard = SummaryWriter(config.logging.tensorboard_dir, purge_step=self._start + 1)
+            except OSError as error:
+                raise UserError(
+                    f"--tensorboard-dir {config.logging.tensorboard_dir}: cannot be written ({error.strerror})"
+                ) from None
         if config.logging.wandb_project is not None:
             self._wandb = _start_wandb(config)
 
@@ -92,12 +98,13 @@ class RunLog:
         """Losses at the given exits; the last is that of the whole model."""
         if not self._on:
             return
+        by_exit = dict(zip(exits, losses, strict=True))
         record: dict[str, Any] = {"iteration": iteration, f"{split}_loss": losses[-1]}
+        # null for an exit that was not evaluated
+        record["exit_losses"] = [by_exit.get(k) for k in range(exits[-1] + 1)]
         line = f"{split} loss at iteration {iteration}: {losses[-1]:.4f}"
-        if exits[0] == 0:
-            record["exit_losses"] = losses
-            if len(exits) > 1:
-                line += " | exits 0.." + f"{exits[-1]}: " + " ".join(f"{loss:.3f}" for loss in losses)
+        if len(exits) > 1:
+            line += " | exits 0.." + f"{exits[-1]}: " + " ".join(f"{loss:.3f}" for loss in losses)
         self.say(line)
         self._record(record, prefix=split)
 
@@ -115,7 +122,8 @@ class RunLog:
             self._metrics.flush()
         scalars = {f"{prefix}/{name}": value for name, value in record.items() if isinstance(value, float)}
         for k, loss in enumerate(record.get("exit_losses", [])):
-            scalars[f"{prefix}_exits/{k}"] = loss
+            if loss is not None:
+                scalars[f"{prefix}_exits/{k}"] = loss
         if self._tensorboard is not None:
             for name, value in scalars.items():
                 self._tensorboard.add_scalar(name, value, record["iteration"])
@@ -123,16 +131,25 @@ class RunLog:
             self._wandb.log(scalars, step=record["iteration"])
 
 
-def _open_metrics(path: Path, start_iteration: int):
-    """Open for appending; drop records of iterations that a resumed run will do again."""
+def _open_metrics(path: Path, start_iteration: int, *, evaluate_again: bool):
+    """Open for appending; drop records of what a resumed run will do again."""
     if path.exists():
         lines = path.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["iteration"] <= start_iteration]
+        try:
+            kept = [line for line in lines if line.endswith("\n") and _stays(line, start_iteration, evaluate_again)]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise UserError(f"{path}: not lines of records: move it away, a new one is begun") from None
         if kept != lines:
             temporary = path.with_suffix(".tmp")
             temporary.write_text("".join(kept))
             temporary.replace(path)
     return path.open("a")
+
+
+def _stays(line: str, start_iteration: int, evaluate_again: bool) -> bool:
+    record = json.loads(line)
+    last = start_iteration - 1 if evaluate_again and "loss" not in record else start_iteration
+    return record["iteration"] <= last
 
 
 def _start_wandb(config: Config):

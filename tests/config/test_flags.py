@@ -27,6 +27,15 @@ def test_flags_go_over_yaml_and_yaml_over_defaults(tmp_path: Path) -> None:
     assert config.optimizer.adam_beta2 == 0.95
 
 
+def test_a_flag_wins_over_what_excludes_it_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("train-iters: 500\ndata-path: [a]\nbf16: true\nno-gate: true\n")
+    config = parse(f"--config {file} --train-samples 1600 --train-data-path b")
+    assert (config.training.train_iters, config.training.train_samples) == (None, 1600)
+    assert (config.data.data_path, config.data.train_data_path) == ((), ("b",))
+    assert config.training.precision == "bf16" and not config.model.gate
+
+
 def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     config = parse("--layout 1+5x6+5 --bf16 --no-gate --data-path 1 a 2 b --lr 3e-5 --load x --no-load-optim")
     (tmp_path / "config.yaml").write_text(to_yaml(config))

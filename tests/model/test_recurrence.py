@@ -119,8 +119,18 @@ def test_the_gate_starts_at_a_copy_of_98_percent() -> None:
     model, _ = build_model(small_config(gate_bias=4.0), VOCABULARY, seed=1)
     assert torch.equal(model.rule.gate.out.bias, torch.full((32,), 4.0))
     state = torch.randn(13, 3, 32, generator=torch.Generator().manual_seed(1))
-    gate = model.rule.gate(state, model.rule.gate.anchor_term(state), None)
-    assert gate.mean().item() == pytest.approx(torch.sigmoid(torch.tensor(4.0)).item(), abs=1e-3)
+    write = model.rule.gate(state, model.rule.gate.anchor_term(state), None)
+    assert 1 - write.mean().item() == pytest.approx(torch.sigmoid(torch.tensor(4.0)).item(), abs=1e-3)
+
+
+def test_an_almost_closed_gate_still_passes_gradients_in_bf16() -> None:
+    model = small_model(gate_bias=8.0).bfloat16()
+    model(tokens_BS(), tokens_BS()).backward()
+    exact = small_model(gate_bias=8.0)
+    exact(tokens_BS(), tokens_BS()).backward()
+    for name in ("core.0.mlp.down.weight", "rule.gate.out.bias"):
+        ours, theirs = (m.get_parameter(name).grad.float() for m in (model, exact))
+        assert ours.norm() == pytest.approx(theirs.norm().item(), rel=0.1), name
 
 
 def test_a_sample_gets_the_same_noise_in_any_micro_batch() -> None:

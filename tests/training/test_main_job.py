@@ -157,6 +157,32 @@ def test_the_loop_may_be_longer_or_shorter_at_load(
     assert len(longer["exit_losses"]) == 6
 
 
+def test_evaluating_a_run_in_its_middle_evaluates_it(
+    whole_run: Path, ranks: RankPool, byte_pair: str, tmp_path: Path
+) -> None:
+    half = whole_run / "iter_0000004"
+    ranks.run(job, flags(byte_pair, f"--load {half} --skip-train --save {tmp_path / 'half'}"), world=1)
+    (record,) = metrics(tmp_path / "half")
+    assert record["iteration"] == 4
+    assert record["exit_losses"] == pytest.approx(metrics(whole_run)[4]["exit_losses"], rel=1e-5)
+
+
+def test_a_finetuning_that_is_submitted_again_goes_on(
+    whole_run: Path, ranks: RankPool, byte_pair: str, tmp_path: Path
+) -> None:
+    argv = flags(byte_pair, f"--load {whole_run} --finetune --save {tmp_path / 'tuned'} --exit-interval 3")
+    for last in ("iter_0000003", "iter_0000006"):
+        ranks.run(job, argv, world=1)
+        assert (tmp_path / "tuned" / "latest").read_text().strip() == last
+
+
+def test_a_dense_run_goes_on_at_another_micro_batch_size(ranks: RankPool, byte_pair: str, tmp_path: Path) -> None:
+    argv = flags(byte_pair, f"--layout 2 --save {tmp_path / 'run'} --load {tmp_path / 'run'}")
+    ranks.run(job, [*argv, "--micro-batch-size", "1", "--exit-interval", "3"], world=1)
+    ranks.run(job, [*argv, "--micro-batch-size", "4"], world=1)
+    assert (tmp_path / "run" / "latest").read_text() == "iter_0000008\n"
+
+
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_other_numbers_of_ranks_give_the_same_losses_when_d_is_pinned(
     whole_run: Path, ranks: RankPool, byte_pair: str, tmp_path: Path, world: int
@@ -211,7 +237,8 @@ def _job_that_gets_a_signal(argv: list[str]) -> None:
     """One rank of the run gets SIGUSR1 before it starts, as from a scheduler; the others do not."""
     notice = Notice([signal.SIGUSR1])
     if dist.get_rank() == dist.get_world_size() - 1:
-        signal.raise_signal(signal.SIGUSR1)
+        with notice.deferred():
+            signal.raise_signal(signal.SIGUSR1)
     job(argv, notice)
 
 

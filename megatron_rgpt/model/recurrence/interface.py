@@ -62,5 +62,5 @@ class UpdateRule(nn.Module):
         return {}
 
     def extra_loss(self) -> torch.Tensor | None:
-        """A loss of the rule's own, added to cross entropy."""
+        """A loss of the rule's own from the last loop, added to cross entropy; not asked for in a pipeline."""
         return None

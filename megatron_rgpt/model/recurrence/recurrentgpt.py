@@ -51,15 +51,15 @@ class RecurrentGPT(UpdateRule):
         if self.gate is None:
             return proposal_sBD
         if context.gate_override is not None:
-            gate_sBD = torch.full_like(state_sBD, context.gate_override)
+            write_sBD = torch.full_like(state_sBD, 1.0 - context.gate_override)
         else:
             noise_sBD = None
             if context.noise is not None and self.config.gate_noise_std > 0:
                 noise_sBD = context.noise.draw_sBD(GATE_NOISE, context.step, state_sBD) * self.config.gate_noise_std
             term_sBD = anchor[-1] if self.config.hoist_anchor else self.gate.anchor_term(anchor[0])
-            gate_sBD = self.gate(state_sBD, term_sBD, noise_sBD)
-        # g * h + (1 - g) * o in one pass, exact at g = 0 and g = 1
-        return torch.lerp(proposal_sBD, state_sBD, gate_sBD)
+            write_sBD = self.gate(state_sBD, term_sBD, noise_sBD)
+        # g * h + (1 - g) * o = h + (1 - g) * (o - h) in one pass, exact at g = 0 and g = 1
+        return torch.lerp(state_sBD, proposal_sBD, write_sBD)
 
     def _anchor_terms(self, h_pre_sBD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         terms = () if self.projection is None else (self.projection.anchor(h_pre_sBD),)
