@@ -4,17 +4,20 @@
 tools/benchmark.py model    the hoisted model against a direct transcription of the paper's listing
 tools/benchmark.py loop     a training iteration against bare forward, backward and optimizer
 tools/benchmark.py memory   optimizer memory per rank under ZeRO-0 and ZeRO-1 on 2 ranks
+tools/benchmark.py save     saving a checkpoint against writing and fsyncing the same bytes plainly
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -203,7 +206,8 @@ def benchmark_memory(args: argparse.Namespace) -> None:
 
 
 def _memory_on_rank(rank: int, port: int) -> None:
-    from megatron_rgpt.checkpoint.tensors import MOMENTS, EngineTensors
+    from megatron_rgpt.checkpoint.tensors import EngineTensors
+    from megatron_rgpt.checkpoint.totals import MOMENTS
     from megatron_rgpt.parallel.launch import Placement, start
     from megatron_rgpt.parallel.mesh import Mesh, MeshShape
     from megatron_rgpt.training.engine import Engine
@@ -226,6 +230,61 @@ def _memory_on_rank(rank: int, port: int) -> None:
         print(f"ZeRO-1 / ZeRO-0: {held[1] / held[0]:.3f}")
 
 
+def benchmark_save(args: argparse.Namespace) -> None:
+    """Save 400 MB, ZeRO-1 on one rank; and write the same files' bytes plainly in the same folder."""
+    from megatron_rgpt.checkpoint.fits import model_facts
+    from megatron_rgpt.checkpoint.layout import CheckpointIndex
+    from megatron_rgpt.checkpoint.save import save_checkpoint
+    from megatron_rgpt.checkpoint.tensors import EngineTensors
+    from megatron_rgpt.checkpoint.totals import MOMENTS
+    from megatron_rgpt.parallel.launch import Placement, start
+    from megatron_rgpt.parallel.mesh import Mesh, MeshShape
+    from megatron_rgpt.training.engine import build_engine
+
+    start(Placement(0, 1, 0, 1, "127.0.0.1", 20000 + os.getpid() % 20000, "benchmark"), timeout_minutes=5)
+    config = Config().changed(
+        layout=Layout.parse(args.layout), hidden_size=args.hidden_size, num_attention_heads=4, vocab_size=8192
+    )
+    engine = build_engine(
+        config.changed(precision="fp32", zero_stage=1), plan_batch(config, 1), Mesh.build(MeshShape.of(1)), None
+    )
+    tensors = EngineTensors(engine.deepspeed)
+    for entry in engine.registry:
+        # bytes that no file system can store as holes
+        for moment in MOMENTS:
+            tensors.write(entry, moment, torch.rand(entry.shape))
+    index = CheckpointIndex(1, 1, 1, 1, 1, 1, 8192, model_facts(config.model))
+
+    def save(folder: Path) -> None:
+        save_checkpoint(str(folder), tensors, engine.registry, engine.mesh, index, "")
+
+    def plain(folder: Path) -> None:
+        folder.mkdir()
+        for name, content in contents.items():
+            with (folder / name).open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+
+    with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
+        save(Path(scratch, "first"))
+        contents = {path.name: path.read_bytes() for path in Path(scratch, "first").glob("*/*")}
+        seconds: dict[str, list[float]] = {"save": [], "plain": []}
+        for number in range(args.rounds + 1):
+            for candidate in ((save, plain), (plain, save))[number % 2]:
+                folder = Path(scratch, candidate.__name__)
+                before = time.perf_counter()
+                candidate(folder)
+                if number:
+                    seconds[candidate.__name__].append(time.perf_counter() - before)
+                shutil.rmtree(folder)
+    saving, writing = (statistics.median(seconds[name]) for name in ("save", "plain"))
+    print(f"checkpoint                       {sum(map(len, contents.values())) / 1e6:8.1f} MB")
+    print(f"save_checkpoint                  {saving * 1e3:8.1f} ms")
+    print(f"write and fsync the same bytes   {writing * 1e3:8.1f} ms")
+    print(f"save / plain                     {saving / writing:8.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -237,7 +296,12 @@ def main() -> None:
     model.add_argument("--batch", type=int, default=2)
     loop = commands.add_parser("loop", help=benchmark_loop.__doc__)
     memory = commands.add_parser("memory", help=benchmark_memory.__doc__)
-    for command, function in ((model, benchmark_model), (loop, benchmark_loop), (memory, benchmark_memory)):
+    save = commands.add_parser("save", help=benchmark_save.__doc__)
+    save.add_argument("--layout", default="2+5x4+2")
+    save.add_argument("--hidden-size", type=int, default=512)
+    save.add_argument("--folder", default=".", help="where to write; what is measured is its disk [.]")
+    functions = {model: benchmark_model, loop: benchmark_loop, memory: benchmark_memory, save: benchmark_save}
+    for command, function in functions.items():
         command.set_defaults(function=function)
         command.add_argument("--rounds", type=int, default=9, help="measured rounds, after one of warm-up [9]")
     args = parser.parse_args()
