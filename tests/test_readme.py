@@ -52,6 +52,8 @@ def made_small(command: str) -> str:
         command += " --rounds 1"
     if "benchmark.py model" in command:
         command += " --hidden-size 64 --seq-length 32 --vocab-size 500"
+    if "benchmark.py save" in command:
+        command += " --layout 1+1x2+1 --hidden-size 64"
     if "generate.py" in command:
         command += " --new-tokens 5"
     return command
@@ -76,6 +78,9 @@ SHOWS = {
     "benchmark.py model": "measured / predicted",
     "benchmark.py loop": "job / bare",
     "benchmark.py memory": "ZeRO-1 / ZeRO-0: 0.5",
+    "benchmark.py save": "save / plain",
+    "checkpoint.py info": "consumed samples",
+    "checkpoint.py verify": "whole",
 }
 
 
