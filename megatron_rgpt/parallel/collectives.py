@@ -5,7 +5,10 @@ in each direction, so a forward and backward pass of one block moves, per rank a
 
     8 (tp - 1)/tp · S · B · D · bytes per value
 
-(11 with recomputation, which stops before a block's last scatter). The modulation works on shards and moves none.
+(11 with recomputation, which stops before a block's last scatter). Embedding and head move 2 such tensors each, and
+the loss all-reduces 3 · S · B values of fp32. The modulation works on shards and moves none. Once an iteration (under
+ZeRO 2 and 3, once a micro-batch) the gradients of replicated parameters are all-reduced: modulation, LayerNorms,
+positions and the biases of row-parallel layers.
 """
 
 from __future__ import annotations

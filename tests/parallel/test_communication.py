@@ -20,12 +20,12 @@ from tests.ranks import RankPool
 S, B, D = 12, 2, 32
 
 
-def _received_values(config: ModelConfig, recompute: bool) -> int:
-    """Activation values that one forward and backward pass brings to this rank, embedding and loss left out."""
+def _received_values(config: ModelConfig, recompute: bool) -> tuple[int, int]:
+    """What one forward and backward pass brings to this rank: activation values, and values that are all-reduced."""
     tp = Mesh.build(MeshShape.of(dist.get_world_size(), tensor=dist.get_world_size())).tensor
     model, _ = build_model(config, 257, 1, recompute=recompute, tp=tp)
     received: Counter = Counter()
-    gather, scatter = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
+    gather, scatter, reduce = dist.all_gather_into_tensor, dist.reduce_scatter_tensor, dist.all_reduce
 
     def counted_gather(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> None:
         received["values"] += whole.numel() - part.numel()
@@ -35,21 +35,27 @@ def _received_values(config: ModelConfig, recompute: bool) -> int:
         received["values"] += whole.numel() - part.numel()
         scatter(part, whole, group=group)
 
+    def counted_reduce(values: torch.Tensor, **keywords) -> None:
+        received["reduced"] += values.numel()
+        reduce(values, **keywords)
+
     tokens = torch.randint(257, (B, S), generator=torch.Generator().manual_seed(1))
     with (
         mock.patch.object(dist, "all_gather_into_tensor", counted_gather),
         mock.patch.object(dist, "reduce_scatter_tensor", counted_scatter),
+        mock.patch.object(dist, "all_reduce", counted_reduce),
     ):
         model(tokens, tokens, noise=Noise(1, (0, 1))).backward()
-    return received["values"]
+    return received["values"], received["reduced"]
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(("recompute", "per_block"), [(False, 8), (True, 11)])
-def test_a_block_sends_what_the_formula_says(ranks: RankPool, world: int, recompute: bool, per_block: int) -> None:
-    shallow, deep = (small_config(layout, seq_length=S) for layout in ("1", "4"))
-    few, many = (ranks.run(_received_values, config, recompute, world=world) for config in (shallow, deep))
-    assert many[0] - few[0] == 3 * per_block * (world - 1) * S * B * D // world
+def test_a_step_sends_what_the_formula_says(ranks: RankPool, world: int, recompute: bool, per_block: int) -> None:
+    activations, reduced = ranks.run(_received_values, small_config("3", seq_length=S), recompute, world=world)[0]
+    # 3 blocks, embedding and head
+    assert activations == (3 * per_block + 2 + 2) * (world - 1) * S * B * D // world
+    assert reduced == 3 * S * B
 
 
 def test_the_modulation_adds_no_activation_bytes(ranks: RankPool) -> None:

@@ -41,6 +41,7 @@ MODELS = {
         "depths_per_step": 2,
         "min_recurrences": 0,
     },
+    "uniform, D all": {"layout": Layout(1, 2, 3, 1), "depth_sampling": "uniform"},
     "stratified": {"layout": Layout(1, 2, 3, 1), "depth_sampling": "stratified", "depths_per_step": 2},
     "no prelude, no gate": {"layout": Layout(0, 2, 3, 0), "gate": False, "depths_per_step": 1},
 }
@@ -72,7 +73,11 @@ def _allowed(cell: Cell) -> bool:
 def _config(cell: Cell) -> Config:
     values = {name: value for name, value in cell.items() if name not in ("model", "data", "tensor", "pipeline")}
     sizes = {"tensor_model_parallel_size": cell["tensor"], "pipeline_model_parallel_size": cell["pipeline"]}
-    return BASE.changed(**MODELS[cell["model"]], **values, **sizes)
+    model = dict(MODELS[cell["model"]])
+    if cell["model"] == "uniform, D all":
+        # a depth for each micro-step, which the reference must know
+        model["depths_per_step"] = BASE.training.global_batch_size // (cell["micro_batch_size"] * cell["data"])
+    return BASE.changed(**model, **values, **sizes)
 
 
 def _name(cell: Cell) -> str:
