@@ -258,6 +258,7 @@ def main() -> None:
     parser.add_argument("--tflops", type=float, default=400, help="speed of a stage, for `planning`")
     parser.add_argument("--micro-batch-size", type=int, default=8, help="samples per micro-batch, for `planning`")
     parser.add_argument("--rounds", type=int, default=5, help="steps that are timed, for `executed`")
+    parser.add_argument("--seconds", type=float, default=2.0, help="a planned step of sleeps, for `executed`")
     args = parser.parse_args()
     rows = [row for row in FIGURES if args.layout in (None, row.layout) and args.stages in (None, row.stages)]
     if args.what == "figures":
@@ -268,7 +269,7 @@ def main() -> None:
         # late: the rest needs no torch
         from executed_pipeline import computing, sleeping
 
-        sleeping(args.rounds)
+        sleeping(args.rounds, args.seconds)
         computing(args.rounds)
     else:
         planning(args.seeds, args.tflops, args.micro_batch_size)

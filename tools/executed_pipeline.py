@@ -31,8 +31,6 @@ from megatron_rgpt.pipeline.stage import build_stage
 VOCAB_SIZE = 50257
 EFFORT = 600
 """Simulated steps per plan: all steps of a row share one plan, made before they are timed."""
-SLEPT_SECONDS = 2.0
-"""Length of a planned step of sleeps: its passes take tens of milliseconds, so that the clock's grain counts little."""
 NANOSECONDS = 10**9
 
 
@@ -56,12 +54,13 @@ SLEEPING = (
 )
 
 
-def sleeping(rounds: int) -> None:
+def sleeping(rounds: int, seconds: float) -> None:
+    """`seconds`: a planned step. Two make a pass last tens of milliseconds, so that the clock's grain counts little."""
     print("Executed step / plan with a sleep for each pass, of the plan's length: a test of the executor alone.")
     print(f"{'layout':<9} {'P':>2} {'m':>3} | plan    | executed (median of {rounds}) | ratio (rounds)")
     for row in SLEEPING:
-        planned, executed = _on_ranks(row.stages, _sleep, row, rounds)
-        ratios = " ".join(f"{seconds / planned:.3f}" for seconds in executed)
+        planned, executed = _on_ranks(row.stages, _sleep, row, rounds, seconds)
+        ratios = " ".join(f"{time_ / planned:.3f}" for time_ in executed)
         usual = statistics.median(executed)
         print(
             f"{row.layout:<9} {row.stages:>2} {row.micro_batches:>3} | {planned:.3f} s | {usual:.3f} s"
@@ -84,17 +83,17 @@ def computing(rounds: int) -> None:
     print(f"executed / replayed: {' '.join(f'{ratio:.3f}' for ratio in ratios)}, mean {statistics.mean(ratios):.3f}")
 
 
-def _sleep(row: Sleeps, rounds: int) -> tuple[float, list[float]]:
+def _sleep(row: Sleeps, rounds: int, seconds: float) -> tuple[float, list[float]]:
     layout = Layout.parse(row.layout)
     costs = flops_costs(ModelConfig(layout=layout, hidden_size=1024, num_attention_heads=16), VOCAB_SIZE)
     placement, depths = parse_placement(row.placement, layout, row.stages), _dealt(layout, row.micro_batches)
     planner = Planner(placement, costs, effort=EFFORT)
-    seconds_per_unit = SLEPT_SECONDS / planner.plan(depths).makespan
+    seconds_per_unit = seconds / planner.plan(depths).makespan
     # what travels is tiny, and so is the model that nobody runs
     tiny = ModelConfig(layout=layout, hidden_size=8, num_attention_heads=1, seq_length=8)
     runner = _runner(tiny, 50, placement, planner)
     runner._visits = _Sleeper(runner._model.stage, costs, seconds_per_unit)
-    return SLEPT_SECONDS, _timed(runner, _made_up(tiny, 50, row.micro_batches), depths, rounds)
+    return seconds, _timed(runner, _made_up(tiny, 50, row.micro_batches), depths, rounds)
 
 
 def _compute(rounds: int) -> tuple[float, list[float], list[float], dict[str, Cost]]:
