@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from megatron_rgpt.config import BatchPlan, Config
 from megatron_rgpt.pipeline.costs import Costs, flops_costs
-from megatron_rgpt.pipeline.placement import Placement, parse_placement
+from megatron_rgpt.pipeline.placement import Placement, check_stages, parse_placement
 from megatron_rgpt.pipeline.placement_search import Fill, predict_fill, search_placement
 from megatron_rgpt.pipeline.schedule import THOROUGH_EFFORT, USUAL_LIMITS, Limits, quick_effort
 
@@ -29,6 +29,7 @@ def configure_pipeline(config: Config, batch: BatchPlan) -> PipelinePlan | None:
     stages = config.parallel.pipeline_model_parallel_size
     if stages == 1:
         return None
+    check_stages(config.model.layout, stages)
     costs = flops_costs(
         config.model,
         config.data.vocab_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megatron_rgpt.config import Config, Layout, plan_batch
+from megatron_rgpt.errors import UserError
 from megatron_rgpt.pipeline.configure import PipelinePlan, configure_pipeline
 from megatron_rgpt.pipeline.schedule import THOROUGH_EFFORT, quick_effort
 
@@ -25,6 +26,11 @@ def pipeline_of(**changes) -> PipelinePlan:
 
 def test_a_run_without_stages_has_no_pipeline() -> None:
     assert pipeline_of(pipeline_model_parallel_size=1) is None
+
+
+def test_a_dense_model_has_no_core_to_spread() -> None:
+    with pytest.raises(UserError, match="dense"):
+        pipeline_of(layout=Layout(4))
 
 
 @pytest.mark.parametrize(
