@@ -54,6 +54,8 @@ def made_small(command: str) -> str:
         command += " --hidden-size 64 --seq-length 32 --vocab-size 500"
     if "benchmark.py save" in command:
         command += " --layout 1+1x2+1 --hidden-size 64"
+    if "benchmark_pipeline.py" in command:
+        command += " --rounds 1 --seconds 0.2"
     if "generate.py" in command:
         command += " --new-tokens 5"
     return command
@@ -77,6 +79,7 @@ SHOWS = {
     "--zero-stage 2": "ZeRO-2",
     "benchmark.py model": "measured / predicted",
     "benchmark.py loop": "job / bare",
+    "benchmark_pipeline.py executed": "executed / replayed",
     "benchmark.py memory": "ZeRO-1 / ZeRO-0: 0.5",
     "benchmark.py save": "save / plain",
     "checkpoint.py info": "consumed samples",
