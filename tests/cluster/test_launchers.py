@@ -34,8 +34,8 @@ NODES, RANKS_PER_NODE = 2, 2
 SBATCH = ["sbatch", "--wait", f"--nodes={NODES}", f"--ntasks-per-node={RANKS_PER_NODE}"]
 SBATCH += [f"--gpus-per-node={RANKS_PER_NODE}", "--cpus-per-task=1", "--time=15"]
 TINY = "--layout 1+1x3+1 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --tokenizer-type byte "
-TINY += "--vocab-size 257 --split 8,2,0 --micro-batch-size 2 --global-batch-size 8 --train-iters 3 --lr-warmup-iters 1 "
-TINY += "--log-interval 1 --eval-iters 1"
+TINY += "--vocab-size 257 --split 8,2,0 --micro-batch-size 2 --global-batch-size 8 --depths-per-step 1 "
+TINY += "--train-iters 3 --lr-warmup-iters 1 --log-interval 1 --eval-iters 1"
 
 
 class Cluster:
