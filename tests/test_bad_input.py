@@ -105,6 +105,28 @@ def test_a_placement_that_does_not_add_up_ends_with_one_line(placement, words, b
     assert all(word in line for word in [f"--pipeline-placement {placement!r}", *words]), line
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("--save RUN/config.yaml/run", ["--save", "config.yaml cannot be written"]),
+        ("--load RUN --hidden-size 64", ["--hidden-size 32", "--hidden-size 64"]),
+    ],
+)
+def test_a_dry_run_checks_what_it_can_without_the_data(
+    more: str, words: list[str], run: Path, monkeypatch, capfd
+) -> None:
+    argv = flags("nowhere", f"--dry-run {more.replace('RUN', str(run))}")
+    line = complaint(argv, monkeypatch, capfd)
+    assert all(word in line for word in words), line
+
+
+def test_a_dry_run_makes_no_folder(byte_pair: str, tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.setattr(sys, "argv", ["pretrain_rgpt.py", *flags(byte_pair, f"--dry-run --save {tmp_path / 'new'}")])
+    pretrain_rgpt.main()
+    assert "data       checked" in capfd.readouterr().out
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_run_without_a_length_is_told_to_give_one(byte_pair: str, monkeypatch, capfd) -> None:
     argv = flags(byte_pair)
     at = argv.index("--train-iters")

@@ -144,6 +144,15 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
+def check_folder_can_be_made(path: str) -> None:
+    """Raise `UserError` unless `--save path` is a folder that can be written, or could be made; makes nothing."""
+    there = Path(path).absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"--save {path}: {there} cannot be written: choose another folder")
+
+
 def prepare_run_folder(path: str, parameters: int, *, resuming: bool) -> None:
     """Check that checkpoints of this many parameters can be written to `path`, and that none would be overwritten.
 

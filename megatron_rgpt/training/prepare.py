@@ -9,7 +9,13 @@ from typing import Any
 import torch
 
 from megatron_rgpt.checkpoint.fits import check_fits
-from megatron_rgpt.checkpoint.layout import CheckpointIndex, find_checkpoint, prepare_run_folder, read_index
+from megatron_rgpt.checkpoint.layout import (
+    CheckpointIndex,
+    check_folder_can_be_made,
+    find_checkpoint,
+    prepare_run_folder,
+    read_index,
+)
 from megatron_rgpt.config import BatchPlan, Config, plan_batch
 from megatron_rgpt.data.datasets import Dataset, build_datasets, check_extension
 from megatron_rgpt.data.indexed import IndexedDataset
@@ -137,8 +143,13 @@ def check_complete(run: ResolvedRun) -> None:
 
 
 def check_inputs(run: ResolvedRun) -> str:
-    """For a dry run: check data, checkpoint and save folder as far as they are on this machine, and say how far."""
-    data = run.config.data
+    """For a dry run, which makes nothing: check checkpoint, save folder and data, and say how far the data could be."""
+    config, data = run.config, run.config.data
+    checkpoint = _find(config)
+    if checkpoint is not None:
+        check_fits(checkpoint.folder, checkpoint.index, config.model, run.vocab_size)
+    if config.checkpoint.save is not None:
+        check_folder_can_be_made(config.checkpoint.save)
     words = [*data.data_path, *data.train_data_path, *data.valid_data_path, *data.test_data_path]
     prefixes = [word for word in words if not _is_number(word)]
     absent = [prefix for prefix in prefixes if not Path(f"{prefix}.idx").exists()]
@@ -146,7 +157,7 @@ def check_inputs(run: ResolvedRun) -> str:
         return "none given"
     if absent:
         return f"not checked, {', '.join(absent)} is not on this machine"
-    prepare(run, first_rank=True)
+    prepare(run, first_rank=False)
     return "checked"
 
 
